@@ -1,0 +1,1 @@
+"""Embedding tables: from sparse ids to vectors. Knows tables and shards, not models."""

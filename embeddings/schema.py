@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: MIT
+"""The one declaration of what a log holds: tables, sparse and dense features, labels.
+
+Everything downstream (ingestion, batches, tables, tokens, heads) is derived from a `Schema`; nothing
+else names a column. A schema is written in Python or read from YAML, where unknown keys are errors
+that give their path, because a misspelt key that is silently ignored trains the wrong model.
+
+Row 0 of every table is the shared row of missing ids (null, empty or out of vocabulary); ids occupy
+rows 1 to E - 1 of a table of E rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Transform = Literal["hash", "identity", "log_square", "hour_of_day", "hour_of_week"]
+DenseTransform = Literal["none", "log1p"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """An embedding table of `num_embeddings` rows (E) and `embedding_dim` columns.
+
+    `init_std` is the standard deviation of the normal distribution the rows start from.
+    """
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    init_std: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Check the table's own fields."""
+        if self.num_embeddings < 2:
+            raise ValueError(
+                f"table {self.name!r}: num_embeddings must be at least 2 (row 0 is the shared row of "
+                f"missing ids), got {self.num_embeddings}"
+            )
+        if self.embedding_dim < 4 or self.embedding_dim % 4:
+            raise ValueError(
+                f"table {self.name!r}: embedding_dim must be a positive multiple of 4 (the lookup "
+                f"kernels' alignment), got {self.embedding_dim}; use {max(4, -(-self.embedding_dim // 4) * 4)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseFeature:
+    """Ids of one column, looked up in one table.
+
+    kind: `id`, one id a row; `bag`, a list of ids pooled into one vector; `sequence`, a list of ids
+    (oldest first) kept as one vector each, of which the newest `max_length` are used.
+    transform: how a value becomes a table row.
+      `hash` mixes an integer's 64 bits (strings: XXH64 of their UTF-8 bytes) and takes the remainder;
+      `identity` uses the integer v as row v + 1; `log_square` buckets a number at floor(ln(x)^2) for
+      x > 2 and at int(x) below, as Criteo's counts are by the FuxiCTR preprocessing; `hour_of_day` and
+      `hour_of_week` read a timestamp (milliseconds since the epoch, UTC).
+    out_of_range: what an `identity` value outside [0, E - 2] does: `error`, or `oov` (row 0, counted).
+    side: `item` if the feature describes what is ranked, else `context`.
+    history: sequences with the same name are aligned position by position and form one event each.
+    """
+
+    name: str
+    table: str
+    column: str = ""
+    kind: Literal["id", "bag", "sequence"] = "id"
+    transform: Transform = "hash"
+    pooling: Literal["sum", "mean"] = "mean"
+    max_length: int = 0
+    out_of_range: Literal["error", "oov"] = "error"
+    side: Literal["context", "item"] = "context"
+    history: str = ""
+
+    def __post_init__(self) -> None:
+        """Fill the column's name and check the feature's own fields."""
+        if not self.column:
+            object.__setattr__(self, "column", self.name)
+        if self.kind == "id" and self.max_length:
+            raise ValueError(
+                f"sparse feature {self.name!r}: max_length has no effect on kind 'id'; remove it, or "
+                "set kind to 'bag' or 'sequence'"
+            )
+        if self.kind != "id" and self.max_length < 1:
+            raise ValueError(
+                f"sparse feature {self.name!r}: kind {self.kind!r} needs max_length >= 1, got {self.max_length}"
+            )
+        if (self.kind == "sequence") != bool(self.history):
+            raise ValueError(
+                f"sparse feature {self.name!r}: kind 'sequence' and history go together (history names the "
+                f"event list the sequence belongs to), got kind {self.kind!r} and history {self.history!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseFeature:
+    """A number of one column. `log1p` takes sign(x) * ln(1 + |x|). A null stays NaN: a model sees it as missing."""
+
+    name: str
+    column: str = ""
+    transform: DenseTransform = "none"
+
+    def __post_init__(self) -> None:
+        """Fill the column's name."""
+        if not self.column:
+            object.__setattr__(self, "column", self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """A binary target, one task. A null label has weight 0. `weight` names a column of row weights."""
+
+    name: str
+    column: str = ""
+    weight: str = ""
+
+    def __post_init__(self) -> None:
+        """Fill the column's name."""
+        if not self.column:
+            object.__setattr__(self, "column", self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """Tables, features and labels of a log.
+
+    user: the column by which GAUC groups rows, or empty.
+    timestamp: the column that gives a row's time (milliseconds since the epoch, UTC), or empty.
+    history_actions: per history, the list column of past actions aligned with it: bit k of a value is
+      set when the user did the k-th label's action.
+    """
+
+    tables: tuple[Table, ...]
+    sparse: tuple[SparseFeature, ...]
+    labels: tuple[Label, ...]
+    dense: tuple[DenseFeature, ...] = ()
+    user: str = ""
+    timestamp: str = ""
+    history_actions: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check what the parts say of each other."""
+        for what, names in (
+            ("table", [table.name for table in self.tables]),
+            ("feature", [feature.name for feature in (*self.sparse, *self.dense)]),
+            ("label", [label.name for label in self.labels]),
+        ):
+            repeated = sorted({name for name in names if names.count(name) > 1})
+            if repeated:
+                raise ValueError(f"schema: {what} names must be unique, these are repeated: {repeated}")
+        if not self.labels:
+            raise ValueError("schema: at least one label is needed, got none")
+        if not self.sparse:
+            raise ValueError("schema: at least one sparse feature is needed, got none")
+        tables = {table.name for table in self.tables}
+        for feature in self.sparse:
+            if feature.table not in tables:
+                raise ValueError(
+                    f"schema: sparse feature {feature.name!r} names table {feature.table!r}, which does not "
+                    f"exist{suggest(feature.table, tables)}; tables: {sorted(tables)}"
+                )
+        unused = tables - {feature.table for feature in self.sparse}
+        if unused:
+            raise ValueError(f"schema: no feature uses the tables {sorted(unused)}; remove them or use them")
+        for history in self.history_actions:
+            if history not in self.histories:
+                raise ValueError(
+                    f"schema: history_actions names {history!r}, which no sequence feature belongs to"
+                    f"{suggest(history, self.histories)}; histories: {list(self.histories)}"
+                )
+
+    @property
+    def histories(self) -> dict[str, tuple[SparseFeature, ...]]:
+        """Sequence features by the history they belong to, in order of declaration."""
+        groups: dict[str, tuple[SparseFeature, ...]] = {}
+        for feature in self.sparse:
+            if feature.kind == "sequence":
+                groups[feature.history] = (*groups.get(feature.history, ()), feature)
+        return groups
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column read from a log, without repeats, in a fixed order."""
+        names = [feature.column for feature in (*self.sparse, *self.dense)]
+        names += list(self.history_actions.values())
+        for label in self.labels:
+            names += [label.column, label.weight]
+        names += [self.user, self.timestamp]
+        return tuple(dict.fromkeys(name for name in names if name))
+
+    def table(self, name: str) -> Table:
+        """Return the table called `name`. Raises KeyError if there is none."""
+        return next(table for table in self.tables if table.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dicts and lists, as `from_dict` reads them."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    def fingerprint(self) -> str:
+        """Return a hash that changes when anything that changes the meaning of a trained table changes."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def suggest(name: str, known: typing.Iterable[str]) -> str:
+    """Return ', did you mean X?' for the closest of `known`, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def schema_from_dict(values: dict[str, Any], source: str = "schema") -> Schema:
+    """Build a Schema from plain dicts and lists.
+
+    Raises:
+        ValueError: unknown or missing key or wrong type, with the key's path inside `source`.
+    """
+    return _build(Schema, values, source)
+
+
+def load_schema(path: str | Path) -> Schema:
+    """Read a Schema from a YAML file (safe loader).
+
+    Raises:
+        ValueError: not YAML, or an unknown, missing or wrongly typed key, with file and path.
+    """
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not valid YAML: {error}") from error
+    return _build(Schema, values, str(path))
+
+
+def _build(kind: Any, value: Any, path: str) -> Any:
+    """Convert plain `value` to the annotated type `kind`; `path` names the place in error messages."""
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}: expected a mapping, got {type(value).__name__}")
+        hints = typing.get_type_hints(kind)
+        fields = {field.name: field for field in dataclasses.fields(kind)}
+        for key in value:
+            if key not in fields:
+                raise ValueError(f"{path}.{key}: unknown key{suggest(str(key), fields)}; known: {list(fields)}")
+        for name, field in fields.items():
+            required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            if required and name not in value:
+                raise ValueError(f"{path}.{name}: missing key")
+        built = {key: _build(hints[key], item, f"{path}.{key}") for key, item in value.items()}
+        try:
+            return kind(**built)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{path}: expected a list, got {type(value).__name__}")
+        return tuple(_build(typing.get_args(kind)[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}: expected a mapping, got {type(value).__name__}")
+        return {str(key): _build(typing.get_args(kind)[1], item, f"{path}.{key}") for key, item in value.items()}
+    if origin is Literal:
+        if value not in typing.get_args(kind):
+            raise ValueError(
+                f"{path}: expected one of {list(typing.get_args(kind))}, got {value!r}"
+                f"{suggest(str(value), typing.get_args(kind))}"
+            )
+        return value
+    if origin is types.UnionType:
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+        raise ValueError(f"{path}: expected {kind.__name__}, got {value!r} ({type(value).__name__})")
+    return value

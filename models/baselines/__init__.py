@@ -1,0 +1,1 @@
+"""Baseline towers, one short file each."""

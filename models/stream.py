@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: MIT
+"""What a tower reads: field tokens, or one stream of fields, history and targets.
+
+Shapes: B examples, F field tokens, V target tokens per example, N events of all histories, D token width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Stream(NamedTuple):
+    """Fields, jagged history and targets of B examples (TokenFormer's input, seed equations 6-8).
+
+    fields: (B, F, D) static tokens.
+    events: (N, D) history item tokens of all examples one after another, oldest first in each.
+    offsets: (B + 1,) int64; example b owns events offsets[b] to offsets[b + 1] - 1.
+    actions: (N,) int64 class of the action on each event (bit k: the k-th label), or None.
+    targets: (B, V, D) the items to score; candidates of one example never see each other.
+    """
+
+    fields: Tensor
+    events: Tensor
+    offsets: Tensor
+    actions: Tensor | None
+    targets: Tensor

@@ -1,0 +1,1 @@
+"""Artifacts to artifacts, by date: ingestion, generated logs, reports."""

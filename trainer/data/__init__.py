@@ -1,0 +1,1 @@
+"""From Parquet files to batches: row intervals, hashing, collation, loading."""

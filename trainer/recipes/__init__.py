@@ -1,0 +1,1 @@
+"""Named runs. Each recipe is a function whose docstring gives command, cost and expected metric."""
