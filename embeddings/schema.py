@@ -219,7 +219,7 @@ def schema_from_dict(values: dict[str, Any], source: str = "schema") -> Schema:
     Raises:
         ValueError: unknown or missing key or wrong type, with the key's path inside `source`.
     """
-    return _build(Schema, values, source)
+    return from_plain(Schema, values, source)
 
 
 def load_schema(path: str | Path) -> Schema:
@@ -234,12 +234,21 @@ def load_schema(path: str | Path) -> Schema:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: not valid YAML: {error}") from error
-    return _build(Schema, values, str(path))
+    return from_plain(Schema, values, str(path))
 
 
-def _build(kind: Any, value: Any, path: str) -> Any:
-    """Convert plain `value` to the annotated type `kind`; `path` names the place in error messages."""
+def from_plain(kind: Any, value: Any, path: str) -> Any:
+    """Convert plain dicts, lists and scalars to the annotated type `kind`.
+
+    A union of dataclasses is told apart by the key `type`, which holds the class's name. `path` names
+    the place in error messages.
+
+    Raises:
+        ValueError: unknown or missing key, or wrong type, with the key's path.
+    """
     origin = typing.get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        return _from_union(typing.get_args(kind), value, path)
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
             raise ValueError(f"{path}: expected a mapping, got {type(value).__name__}")
@@ -252,7 +261,7 @@ def _build(kind: Any, value: Any, path: str) -> Any:
             required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
             if required and name not in value:
                 raise ValueError(f"{path}.{name}: missing key")
-        built = {key: _build(hints[key], item, f"{path}.{key}") for key, item in value.items()}
+        built = {key: from_plain(hints[key], item, f"{path}.{key}") for key, item in value.items()}
         try:
             return kind(**built)
         except ValueError as error:
@@ -260,11 +269,11 @@ def _build(kind: Any, value: Any, path: str) -> Any:
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ValueError(f"{path}: expected a list, got {type(value).__name__}")
-        return tuple(_build(typing.get_args(kind)[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+        return tuple(from_plain(typing.get_args(kind)[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, dict):
             raise ValueError(f"{path}: expected a mapping, got {type(value).__name__}")
-        return {str(key): _build(typing.get_args(kind)[1], item, f"{path}.{key}") for key, item in value.items()}
+        return {str(key): from_plain(typing.get_args(kind)[1], item, f"{path}.{key}") for key, item in value.items()}
     if origin is Literal:
         if value not in typing.get_args(kind):
             raise ValueError(
@@ -272,10 +281,22 @@ def _build(kind: Any, value: Any, path: str) -> Any:
                 f"{suggest(str(value), typing.get_args(kind))}"
             )
         return value
-    if origin is types.UnionType:
-        return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
         raise ValueError(f"{path}: expected {kind.__name__}, got {value!r} ({type(value).__name__})")
     return value
+
+
+def _from_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
+    """Convert `value` to the member of a union that its key `type` names, or to the one scalar member."""
+    if value is None and type(None) in kinds:
+        return None
+    named = {kind.__name__: kind for kind in kinds if dataclasses.is_dataclass(kind)}
+    if not named:
+        scalars = [kind for kind in kinds if kind is not type(None)]
+        return from_plain(scalars[0], value, path) if len(scalars) == 1 else value
+    name = value.get("type") if isinstance(value, dict) else None
+    if name not in named:
+        raise ValueError(f"{path}.type: expected one of {sorted(named)}, got {name!r}{suggest(str(name), named)}")
+    return from_plain(named[name], {key: item for key, item in value.items() if key != "type"}, path)

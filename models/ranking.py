@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""The ranking model: tables -> tokens -> tower -> head -> (loss, predictions).
+
+`RankingModel.forward` is straight-line on purpose: TorchRec's pipeline FX-traces the module that owns
+sharded tables, so every branch lives in a child (tokenizer, tower, objective), which the tracer treats
+as a leaf.
+
+Shapes: B examples, K tasks, N events of all histories, D token width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from embeddings.collection import EmbeddingLayer
+from embeddings.schema import Schema
+from models.batch import Batch
+from models.heads import HeadConfig
+from models.losses import action_cross_entropy, action_marginals, weighted_bce
+from models.specformer import SpecFormerConfig
+from models.tokenformer import TokenFormerConfig
+from models.tokens import FieldTokenizer, StreamTokenizer, TokenizerConfig
+from models.tower import TowerConfig
+
+
+class Predictions(NamedTuple):
+    """What a step returns beside its loss.
+
+    probabilities: (B, K) float32. weight_sum: 0-d, the weight that the loss was averaged over.
+    """
+
+    probabilities: Tensor
+    weight_sum: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Tower, tokenizer and head of a ranking model."""
+
+    tower: TowerConfig = field(default_factory=SpecFormerConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
+
+
+class ImpressionObjective(nn.Module):
+    """Binary cross-entropy of K tasks on the example's own item."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, representation: Tensor, batch: Batch) -> tuple[Tensor, Predictions]:
+        """Map a representation (B, D), or target tokens (B, 1, D), to (loss, predictions)."""
+        if representation.dim() == 3:
+            representation = representation[:, 0]
+        logits = self.head(representation).float()
+        loss, weight_sum = weighted_bce(logits, batch.labels, batch.weights)
+        return loss, Predictions(logits.sigmoid(), weight_sum)
+
+
+class UserCentricObjective(nn.Module):
+    """Softmax over action classes at every item position (TokenFormer's user-centric mode, equations 20-21).
+
+    A class is the bit pattern of the K labels, so a task's probability is the sum over the classes
+    that have its bit. Past events are supervised by the actions of the log; the example's own item by
+    its labels. An item with an absent label, or padding, has weight 0.
+    """
+
+    def __init__(self, head: nn.Module, num_labels: int) -> None:
+        super().__init__()
+        self.head = head
+        self.num_labels = num_labels
+        self.bits: Tensor
+        self.register_buffer("bits", 2 ** torch.arange(num_labels), persistent=False)
+
+    def forward(self, outputs: tuple[Tensor, Tensor], batch: Batch) -> tuple[Tensor, Predictions]:
+        """Map event outputs (N, D) and target outputs (B, 1, D) to (loss, predictions)."""
+        events_ND, targets_B1D = outputs
+        logits = self.head(torch.cat([events_ND, targets_B1D[:, 0]])).float()
+        own = (batch.labels.long() * self.bits).sum(1)
+        weights = torch.cat([torch.ones_like(batch.actions, dtype=torch.float32), batch.weights.amin(1)])
+        loss, weight_sum = action_cross_entropy(logits, torch.cat([batch.actions, own]), weights)
+        marginals = action_marginals(logits[events_ND.shape[0] :], self.num_labels)
+        return loss, Predictions(marginals, weight_sum)
+
+
+class RankingModel(nn.Module):
+    """A whole model on one device. Distribution is applied from outside.
+
+    Attributes: embeddings (the tables), tokenizer, tower, objective.
+
+    Raises:
+        ValueError: the tower cannot read what the schema gives.
+    """
+
+    def __init__(
+        self, schema: Schema, config: ModelConfig, device: torch.device | None = None
+    ) -> None:
+        super().__init__()
+        num_labels = len(schema.labels)
+        self.embeddings = EmbeddingLayer(schema, device)
+        user_centric = isinstance(config.tower, TokenFormerConfig) and config.tower.mode == "user_centric"
+        if user_centric and not schema.history_actions:
+            raise ValueError(
+                "model.tower.mode: 'user_centric' learns from the action on every past event, the schema has no "
+                "history_actions; declare that column, or use mode 'impression'"
+            )
+        if isinstance(config.tower, TokenFormerConfig):
+            self.tokenizer = StreamTokenizer(schema, config.tokenizer)
+            self.tower = config.tower.build(
+                self.tokenizer.num_fields, self.tokenizer.token_dim, 2**num_labels
+            )
+        else:
+            self.tokenizer = FieldTokenizer(schema, config.tokenizer)
+            self.tower = config.tower.build(self.tokenizer.num_tokens, self.tokenizer.token_dim)
+        outputs = 2**num_labels if user_centric else num_labels
+        head = config.head.build(self.tower.output_dim, outputs)
+        self.objective = (
+            UserCentricObjective(head, num_labels) if user_centric else ImpressionObjective(head)
+        )
+        if device is not None:
+            self.to(device)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Predictions]:
+        """Return the local weighted mean loss (0-d) and predictions of a batch of B examples."""
+        embeddings = self.embeddings(batch.sparse)
+        tokens = self.tokenizer(embeddings, batch.dense, batch.actions)
+        representation = self.tower(tokens)
+        return self.objective(representation, batch)

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: MIT
+"""From embeddings and dense features to tokens: what stands between the tables and a tower.
+
+Two tokenizers share their parts. `FieldTokenizer` makes (B, T, D) tokens for towers without a
+sequence of their own (SpecFormer, RankElastor, DLRM): one token a field, as SpecFormer's reading A
+(token width a multiple of the number of fields, one token a field), or T equal slices of the
+concatenated embeddings (SpecFormer equation 2); a history becomes extra tokens by pooling.
+`StreamTokenizer` makes TokenFormer's stream: static fields, jagged events and target items.
+
+Shapes: B examples, F fields (sparse features that are no sequence, then dense columns), C dense
+columns, N events of all histories, L events of one, D token width, E width of a field's embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from embeddings.collection import Embeddings
+from embeddings.schema import Schema, SparseFeature
+from models.layers import PerTokenLinear
+from models.stream import Stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """How features become tokens.
+
+    token_dim: D.
+    num_tokens: 0 for one token a field, else the T slices that all fields' embeddings are cut into.
+    dense_dim: width that a dense column is expanded to before projection.
+    history_pooling: the tokens a history adds for towers that read no stream, in order: `mean`,
+      `last` (newest event), `attention` (events weighted by their match with the item's fields).
+    """
+
+    token_dim: int = 32
+    num_tokens: int = 0
+    dense_dim: int = 8
+    history_pooling: tuple[Literal["mean", "last", "attention"], ...] = ("mean", "last", "attention")
+
+    def __post_init__(self) -> None:
+        """Check the tokenizer's own fields."""
+        if self.token_dim < 1 or self.num_tokens < 0 or self.dense_dim < 1:
+            raise ValueError(
+                "model.tokenizer: token_dim and dense_dim must be positive and num_tokens not negative, got "
+                f"token_dim={self.token_dim}, dense_dim={self.dense_dim}, num_tokens={self.num_tokens}"
+            )
+
+
+class DenseExpansion(nn.Module):
+    """Expand C numbers to vectors: x * w + b, or the column's own vector where x is missing (NaN)."""
+
+    def __init__(self, num_columns: int, dense_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_columns, dense_dim).normal_(std=0.1))
+        self.bias = nn.Parameter(torch.zeros(num_columns, dense_dim))
+        self.missing = nn.Parameter(torch.zeros(num_columns, dense_dim))
+
+    def forward(self, dense: Tensor) -> Tensor:
+        """Map (B, C) numbers, NaN where missing, to (B, C, dense_dim)."""
+        absent = dense.isnan()
+        values = torch.where(absent, 0.0, dense)[..., None] * self.weight + self.bias
+        return torch.where(absent[..., None], self.missing, values)
+
+
+class FieldProjection(nn.Module):
+    """Project F fields of differing widths to D, each by its own matrix, in one batched product.
+
+    Fields are laid into a (B, F, E) tensor of the widest field's width by one gather; the columns
+    beyond a field's own width read a zero.
+    """
+
+    columns: Tensor
+
+    def __init__(self, widths: list[int], token_dim: int) -> None:
+        super().__init__()
+        total, widest = sum(widths), max(widths)
+        columns = torch.full((len(widths), widest), total, dtype=torch.int64)
+        start = 0
+        for field, width in enumerate(widths):
+            columns[field, :width] = torch.arange(start, start + width)
+            start += width
+        self.uniform = len(set(widths)) == 1
+        self.widest = widest
+        self.register_buffer("columns", columns.flatten(), persistent=False)
+        self.project = PerTokenLinear(len(widths), widest, token_dim)
+
+    def forward(self, concatenated: Tensor) -> Tensor:
+        """Map (B, sum of widths) to (B, F, D)."""
+        if not self.uniform:
+            concatenated = nn.functional.pad(concatenated, (0, 1)).index_select(1, self.columns)
+        return self.project(concatenated.view(concatenated.shape[0], -1, self.widest))
+
+
+class Events(nn.Module):
+    """Turn the aligned sequences of one history into one D-wide vector an event."""
+
+    def __init__(self, features: tuple[SparseFeature, ...], widths: list[int], token_dim: int) -> None:
+        super().__init__()
+        self.names = [feature.name for feature in features]
+        self.max_length = max(feature.max_length for feature in features)
+        self.project = nn.Linear(sum(widths), token_dim)
+
+    def forward(self, sequences: dict[str, JaggedTensor]) -> tuple[Tensor, Tensor]:
+        """Return events (N, D), oldest first in each example, and offsets (B + 1,)."""
+        values = torch.cat([sequences[name].values() for name in self.names], dim=1)
+        return self.project(values), sequences[self.names[0]].offsets()
+
+
+class HistoryPooling(nn.Module):
+    """Summarise a history in one token a pooling kind. An empty history gives zeros.
+
+    `attention` scores every event by a scaled dot product with a query made from the item's fields
+    (with a learned query where a schema has no item), so that the summary depends on what is ranked.
+    """
+
+    def __init__(self, config: TokenizerConfig, query_dim: int) -> None:
+        super().__init__()
+        self.kinds = config.history_pooling
+        width = config.token_dim
+        if "attention" in self.kinds:
+            self.query = nn.Linear(query_dim, width) if query_dim else None
+            self.default_query = None if query_dim else nn.Parameter(torch.zeros(1, width))
+            self.key = nn.Linear(width, width, bias=False)
+
+    def forward(self, events: Tensor, offsets: Tensor, item: Tensor, max_length: int) -> Tensor:
+        """Map events (N, D) of B histories and item fields (B, Q) to (B, kinds, D)."""
+        padded = torch.ops.fbgemm.jagged_to_padded_dense(events, [offsets], [max_length], 0.0)
+        lengths = (offsets[1:] - offsets[:-1]).clamp(max=max_length)
+        present = torch.arange(max_length, device=events.device) < lengths[:, None]
+        summaries = []
+        for kind in self.kinds:
+            if kind == "mean":
+                summaries.append(padded.sum(1) / lengths.clamp(min=1)[:, None])
+            elif kind == "last":
+                newest = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, padded.shape[2])
+                summaries.append(padded.gather(1, newest).squeeze(1))
+            else:
+                query = self.default_query if self.query is None else self.query(item)
+                assert query is not None
+                scores = (self.key(padded) * query[:, None]).sum(-1) * padded.shape[2] ** -0.5
+                scores = scores.float().masked_fill(~present, -1e9).softmax(1)
+                weights = (scores * present).to(padded.dtype)
+                summaries.append((weights[..., None] * padded).sum(1))
+        return torch.stack(summaries, 1)
+
+
+class FieldTokenizer(nn.Module):
+    """Make (B, T, D) tokens: fields (or slices of them), then the summaries of each history.
+
+    Attributes: num_tokens (T), token_dim (D), token_names (one name a token, for diagnostics).
+    """
+
+    def __init__(self, schema: Schema, config: TokenizerConfig) -> None:
+        super().__init__()
+        names, widths, item_columns = _fields(schema, config, item=None)
+        self.token_dim = config.token_dim
+        self.dense = DenseExpansion(len(schema.dense), config.dense_dim) if schema.dense else None
+        self.padding = 0
+        if config.num_tokens:
+            if config.num_tokens > sum(widths):
+                raise ValueError(
+                    f"model.tokenizer.num_tokens: {config.num_tokens} slices need as many columns, the fields' "
+                    f"embeddings have {sum(widths)}; lower num_tokens or widen the tables"
+                )
+            self.padding = -sum(widths) % config.num_tokens
+            widths = [(sum(widths) + self.padding) // config.num_tokens] * config.num_tokens
+            names = [f"slice_{index}" for index in range(config.num_tokens)]
+        self.fields = FieldProjection(widths, config.token_dim)
+        self.events, self.pooling = nn.ModuleList(), nn.ModuleList()
+        if config.history_pooling:
+            for history, features in schema.histories.items():
+                dims = [schema.table(feature.table).embedding_dim for feature in features]
+                self.events.append(Events(features, dims, config.token_dim))
+                self.pooling.append(HistoryPooling(config, len(item_columns)))
+                names = [*names, *(f"{history}_{kind}" for kind in config.history_pooling)]
+        self.item_columns: Tensor
+        self.register_buffer("item_columns", torch.tensor(item_columns, dtype=torch.int64), persistent=False)
+        self.token_names = tuple(names)
+        self.num_tokens = len(names)
+
+    def forward(self, embeddings: Embeddings, dense: Tensor, actions: Tensor) -> Tensor:
+        """Map pooled embeddings, jagged sequences and dense (B, C) to tokens (B, T, D)."""
+        pooled = embeddings.pooled
+        item = pooled.index_select(1, self.item_columns)
+        if self.dense is not None:
+            pooled = torch.cat([pooled, self.dense(dense).flatten(1).to(pooled.dtype)], 1)
+        tokens = [self.fields(nn.functional.pad(pooled, (0, self.padding)) if self.padding else pooled)]
+        for events, pooling in zip(self.events, self.pooling, strict=True):
+            values, offsets = events(embeddings.sequences)
+            tokens.append(pooling(values, offsets, item, events.max_length))
+        return torch.cat(tokens, 1)
+
+
+class StreamTokenizer(nn.Module):
+    """Make TokenFormer's stream: context fields, one history's events, the item as one target token.
+
+    Attributes: num_fields (F), token_dim (D), token_names (the fields' names).
+    """
+
+    def __init__(self, schema: Schema, config: TokenizerConfig) -> None:
+        super().__init__()
+        if len(schema.histories) > 1:
+            raise ValueError(
+                f"model.tower: a stream holds one history, the schema has {sorted(schema.histories)}; keep "
+                "one, or rank with a tower that reads fields"
+            )
+        names, widths, item_columns = _fields(schema, config, item=False)
+        self.token_dim = config.token_dim
+        self.dense = DenseExpansion(len(schema.dense), config.dense_dim) if schema.dense else None
+        self.fields = FieldProjection(widths, config.token_dim)
+        self.token_names = tuple(names)
+        self.num_fields = len(names)
+        self.events: Events | None = None
+        for features in schema.histories.values():
+            dims = [schema.table(feature.table).embedding_dim for feature in features]
+            self.events = Events(features, dims, config.token_dim)
+        self.has_actions = bool(schema.history_actions)
+        self.target = nn.Linear(len(item_columns), config.token_dim) if item_columns else None
+        self.default_target = None if item_columns else nn.Parameter(torch.randn(1, 1, config.token_dim) * 0.1)
+        pooled_width = sum(_width(schema, f) for f in schema.sparse if f.kind != "sequence")
+        context = [column for column in range(pooled_width) if column not in set(item_columns)]
+        self.item_columns: Tensor
+        self.context_columns: Tensor
+        self.register_buffer("item_columns", torch.tensor(item_columns, dtype=torch.int64), persistent=False)
+        self.register_buffer("context_columns", torch.tensor(context, dtype=torch.int64), persistent=False)
+
+    def forward(self, embeddings: Embeddings, dense: Tensor, actions: Tensor) -> Stream:
+        """Map pooled embeddings, jagged sequences, dense (B, C) and actions (N,) to a Stream."""
+        pooled = embeddings.pooled
+        batch_size = pooled.shape[0]
+        fields = pooled.index_select(1, self.context_columns)
+        if self.dense is not None:
+            fields = torch.cat([fields, self.dense(dense).flatten(1).to(fields.dtype)], 1)
+        if self.target is None:
+            assert self.default_target is not None
+            targets = self.default_target.expand(batch_size, -1, -1)
+        else:
+            targets = self.target(pooled.index_select(1, self.item_columns))[:, None]
+        if self.events is None:
+            events = pooled.new_zeros(0, self.token_dim)
+            offsets = torch.zeros(batch_size + 1, dtype=torch.int64, device=pooled.device)
+        else:
+            events, offsets = self.events(embeddings.sequences)
+        return Stream(self.fields(fields), events, offsets, actions if self.has_actions else None, targets)
+
+
+def _width(schema: Schema, feature: SparseFeature) -> int:
+    """Return the embedding width of `feature`."""
+    return schema.table(feature.table).embedding_dim
+
+
+def _fields(
+    schema: Schema, config: TokenizerConfig, item: bool | None
+) -> tuple[list[str], list[int], list[int]]:
+    """Return names and widths of the fields and the pooled columns of the item's features.
+
+    item=False leaves the item's features out of the fields; None keeps them in.
+    """
+    names, widths, item_columns, start = [], [], [], 0
+    for feature in schema.sparse:
+        if feature.kind == "sequence":
+            continue
+        width = _width(schema, feature)
+        if feature.side == "item":
+            item_columns += range(start, start + width)
+        if item is None or feature.side != "item":
+            names.append(feature.name)
+            widths.append(width)
+        start += width
+    names += [feature.name for feature in schema.dense]
+    widths += [config.dense_dim] * len(schema.dense)
+    if not widths:
+        raise ValueError(
+            "schema: a stream needs at least one context field (a sparse feature with side 'context', or a "
+            "dense column), got none"
+        )
+    return names, widths, item_columns

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: MIT
+"""The configuration of a run: one tree of frozen dataclasses, a recipe that returns it, overrides on top.
+
+A section is declared beside the class that it configures. Relations between sections are checked once,
+here. World size is not a setting: it comes from the launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import io
+import json
+import pkgutil
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+import trainer.recipes
+from embeddings.optimizer import SparseOptimizerConfig
+from embeddings.schema import Schema, from_plain, load_schema, suggest
+from models.ranking import ModelConfig
+from models.tokenformer import TokenFormerConfig
+from trainer.checkpoint import CheckpointConfig
+from trainer.data.loader import LoaderConfig
+from trainer.optimizer import DenseOptimizerConfig
+from trainer.precision import PrecisionConfig
+from trainer.telemetry import TelemetryConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the log is and which days train and test.
+
+    path: a folder of dt=YYYY-MM-DD/ partitions, a folder of Parquet files, or one file.
+    train_days, test_days: inclusive ranges FIRST:LAST of partitions, or one day; empty: every day.
+    test_path: another folder or file for the test rows; empty: the same as path.
+    schema: a YAML file that replaces the recipe's schema.
+    """
+
+    path: str = ""
+    train_days: str = ""
+    test_days: str = ""
+    test_path: str = ""
+    schema: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("train_days", "test_days"):
+            parse_days(getattr(self, name), f"data.{name}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides what a run computes.
+
+    epochs: passes over the training days. max_steps: stop after so many steps, 0 for no limit.
+    evaluate_epochs: evaluate after every epoch (True) or only at the end (False).
+    """
+
+    recipe: Annotated[str, tyro.conf.Suppress]
+    schema: Annotated[Schema, tyro.conf.Suppress]
+    data: DataConfig = field(default_factory=DataConfig)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dense: DenseOptimizerConfig = field(default_factory=DenseOptimizerConfig)
+    sparse: SparseOptimizerConfig = field(default_factory=SparseOptimizerConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: TelemetryConfig = field(default_factory=TelemetryConfig)
+    epochs: int = 1
+    max_steps: int = 0
+    evaluate_epochs: bool = False
+    seed: int = 2026
+
+    def __post_init__(self) -> None:
+        """Check what the sections say of each other."""
+        if self.epochs < 1 or self.max_steps < 0:
+            raise ValueError(
+                f"epochs must be at least 1 and max_steps not negative, got {self.epochs} and {self.max_steps}"
+            )
+        if self.evaluate_epochs and self.epochs == 1:
+            raise ValueError(
+                "evaluate_epochs has no effect with one epoch (the end of the run is evaluated anyway); remove it"
+            )
+        tower = self.model.tower
+        if isinstance(tower, TokenFormerConfig):
+            longest = max(
+                (f.max_length for f in self.schema.sparse if f.kind == "sequence"), default=0
+            )
+            if longest > tower.max_length:
+                raise ValueError(
+                    f"model.tower.max_length: the schema keeps up to {longest} events of a history, the tower "
+                    f"{tower.max_length}; raise it to at least {longest}"
+                )
+
+
+def parse_days(text: str, name: str = "days") -> tuple[str, str] | None:
+    """Return the first and last day of 'FIRST:LAST' or 'DAY', or None for an empty text.
+
+    Raises:
+        ValueError: not of that form, or the last day is before the first.
+    """
+    if not text:
+        return None
+    first, _, last = text.partition(":")
+    days = (first, last or first)
+    if not all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", day) for day in days):
+        raise ValueError(f"{name}: expected FIRST:LAST or DAY with days as YYYY-MM-DD, got {text!r}")
+    if days[1] < days[0]:
+        raise ValueError(f"{name}: the last day is before the first, got {text!r}; swap them")
+    return days
+
+
+def recipes() -> dict[str, Callable[[], TrainConfig]]:
+    """Return the recipes of the repository by name (module.function), in order."""
+    found: dict[str, Callable[[], TrainConfig]] = {}
+    for info in pkgutil.iter_modules(trainer.recipes.__path__):
+        module = importlib.import_module(f"trainer.recipes.{info.name}")
+        for name, value in vars(module).items():
+            own = callable(value) and getattr(value, "__module__", "") == module.__name__
+            if own and not name.startswith("_"):
+                found[f"{info.name}.{name}"] = value
+    return found
+
+
+def load_recipe(name: str) -> TrainConfig:
+    """Return the configuration called `name`: 'specformer.globo', or 'package.module:function' from elsewhere.
+
+    Raises:
+        ValueError: no such recipe; the message proposes the closest name.
+    """
+    if ":" in name:
+        module_name, _, function = name.partition(":")
+        try:
+            return getattr(importlib.import_module(module_name), function)()
+        except (ImportError, AttributeError) as error:
+            raise ValueError(
+                f"recipe {name!r}: cannot be loaded ({error}); expected package.module:function on PYTHONPATH"
+            ) from error
+    known = recipes()
+    if name not in known:
+        raise ValueError(
+            f"recipe {name!r} does not exist{suggest(name, known)}; recipes: {', '.join(known)} "
+            "(python -m trainer.train --list describes them)"
+        )
+    return known[name]()
+
+
+def apply_overrides(config: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
+    """Return `config` with overrides such as --data.path X or --dense.learning-rate 0.01 applied.
+
+    Raises:
+        ValueError: an unknown setting or a value of the wrong type; the message proposes the closest setting.
+    """
+    known = setting_names(config)
+    for argument in arguments:
+        name = argument.partition("=")[0].replace("_", "-")
+        if argument.startswith("--") and name not in known and name != "--help":
+            negated = re.sub(r"(^--|\.)no-", r"\1", name)
+            if negated not in known:
+                raise ValueError(
+                    f"unknown setting {name}{suggest(name, known)}; `python -m trainer.train RECIPE --help` lists all"
+                )
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            config = tyro.cli(
+                tyro.conf.AvoidSubcommands[TrainConfig],
+                default=config,
+                args=list(arguments),
+                prog="python -m trainer.train RECIPE",
+                console_outputs=True,
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        text = " ".join(re.sub(r"[─│╭╮╰╯]+", " ", errors.getvalue()).split())
+        raise ValueError(f"settings: {text}") from None
+    if config.data.schema:
+        config = dataclasses.replace(config, schema=load_schema(config.data.schema))
+    return config
+
+
+def setting_names(config: TrainConfig) -> list[str]:
+    """Return every setting that can be overridden, as --section.field."""
+    names: list[str] = []
+
+    def visit(value: Any, prefix: str) -> None:
+        for item in dataclasses.fields(value):
+            if not prefix and item.name in ("recipe", "schema"):
+                continue
+            child, path = getattr(value, item.name), f"{prefix}{item.name.replace('_', '-')}"
+            if dataclasses.is_dataclass(child):
+                visit(child, f"{path}.")
+            else:
+                names.append(f"--{path}")
+
+    visit(config, "")
+    return names
+
+
+def to_dict(config: TrainConfig) -> dict[str, Any]:
+    """Return the resolved configuration as plain data; a tower's type is kept under `type`."""
+    values = json.loads(json.dumps(dataclasses.asdict(config)))
+    values["model"]["tower"]["type"] = type(config.model.tower).__name__
+    return values
+
+
+def fingerprint(config: TrainConfig) -> str:
+    """Return a hash of what a checkpoint must agree on to be resumed: schema, model and optimizers."""
+    values = to_dict(config)
+    part = {key: values[key] for key in ("schema", "model", "dense", "sparse", "loader", "seed")}
+    return hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write_config(config: TrainConfig, path: Path) -> None:
+    """Write the resolved configuration as JSON."""
+    path.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
+
+
+def config_from_dict(values: dict[str, Any]) -> TrainConfig:
+    """Rebuild a configuration written by `write_config` (unknown and wrongly typed keys are errors)."""
+    return from_plain(TrainConfig, values, "config")
