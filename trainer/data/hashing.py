@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: MIT
+"""Turn raw ids into 64-bit integers and those into table rows, without a Python object per id.
+
+A string id becomes XXH64 (seed 0) of its UTF-8 bytes, the same number every public xxHash library
+gives, so that a log can be hashed by any tool. The hash is computed over Arrow's offset and data
+buffers: the only loops run over word positions inside a string, all rows advance together, and rows
+are ordered by length, so one long string costs its own length and nothing more. A 64-bit integer
+becomes a table row through the SplitMix64 finaliser, because the low bits of raw ids are seldom
+uniform and a remainder alone would fill a table unevenly.
+
+Source: the xxHash specification (XXH64); Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+Generators", 2014 (SplitMix64). Shapes: N ids, E table rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_PRIME_1 = np.uint64(0x9E3779B185EBCA87)
+_PRIME_2 = np.uint64(0xC2B2AE3D27D4EB4F)
+_PRIME_3 = np.uint64(0x165667B19E3779F9)
+_PRIME_4 = np.uint64(0x85EBCA77C2B2AE63)
+_PRIME_5 = np.uint64(0x27D4EB2F165667C5)
+_STRIPE_BYTES = 32
+_LANE_ROTATIONS = (1, 7, 12, 18)
+
+
+def is_text(type_: pa.DataType) -> bool:
+    """Return whether `hash_strings` takes arrays of this Arrow type."""
+    if pa.types.is_dictionary(type_):
+        return is_text(type_.value_type)
+    return (
+        pa.types.is_string(type_)
+        or pa.types.is_large_string(type_)
+        or pa.types.is_string_view(type_)
+        or pa.types.is_binary(type_)
+        or pa.types.is_large_binary(type_)
+        or pa.types.is_binary_view(type_)
+    )
+
+
+def hash_strings(array: pa.Array | pa.ChunkedArray) -> pa.Int64Array:
+    """Hash N strings (or byte strings) to N int64: XXH64, seed 0, of the UTF-8 bytes; null stays null.
+
+    Takes string, large_string, string_view, binary, large_binary, binary_view and dictionaries of
+    them, sliced or chunked. A dictionary's values are hashed once each.
+
+    Raises:
+        TypeError: the array holds anything else.
+    """
+    if isinstance(array, pa.ChunkedArray):
+        hashed = [hash_strings(chunk) for chunk in array.chunks]
+        return pa.concat_arrays(hashed) if hashed else pa.array([], pa.int64())
+    if not is_text(array.type):
+        raise TypeError(f"hash_strings takes strings or bytes, got {array.type}")
+    if isinstance(array, pa.DictionaryArray):
+        return hash_strings(array.dictionary).take(array.indices)
+    if pa.types.is_string_view(array.type):
+        array = array.cast(pa.large_string())
+    elif pa.types.is_binary_view(array.type):
+        array = array.cast(pa.large_binary())
+    large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    _, offset_buffer, data_buffer = array.buffers()
+    if len(array) == 0 or offset_buffer is None:
+        return pa.nulls(len(array), pa.int64())
+    offsets = np.frombuffer(offset_buffer, np.int64 if large else np.int32)
+    offsets = offsets[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    data = np.frombuffer(data_buffer if data_buffer is not None else b"", np.uint8)
+    lengths = np.diff(offsets)
+    if array.null_count:  # a null may own bytes: they are not read
+        valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
+        hashes = _xxh64(data, offsets[:-1], np.where(valid, lengths, 0))
+        return pa.array(hashes.view(np.int64), mask=~valid)
+    return pa.array(_xxh64(data, offsets[:-1], lengths).view(np.int64))
+
+
+def mix64(ids: np.ndarray) -> np.ndarray:
+    """Mix N int64 or uint64 ids to N uint64 (the SplitMix64 finaliser, a bijection)."""
+    mixed = np.array(ids, dtype=np.int64 if ids.dtype != np.uint64 else np.uint64, copy=True)
+    mixed = mixed.view(np.uint64)
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def to_rows(ids: np.ndarray | pa.Array, num_embeddings: int) -> np.ndarray:
+    """Map N 64-bit ids to N int64 rows of a table of E = `num_embeddings` rows.
+
+    Row = 1 + mix64(id) % (E - 1); a null of an Arrow array is row 0, the row of missing ids.
+    """
+    if not isinstance(ids, pa.Array):
+        return (mix64(ids) % np.uint64(num_embeddings - 1)).astype(np.int64) + 1
+    rows = to_rows(ids.fill_null(0).to_numpy(), num_embeddings)
+    if ids.null_count:
+        rows[pc.is_null(ids).to_numpy(zero_copy_only=False)] = 0
+    return rows
+
+
+def permutation(num_items: int, *key: int) -> np.ndarray:
+    """Return a permutation of `num_items` positions that depends on the integers of `key` alone.
+
+    It orders positions by a SplitMix64 stream instead of a library's generator, whose stream may
+    change with the library: a run resumed a year later sees the same order.
+    """
+    state = np.zeros(1, np.uint64)
+    for part in key:
+        state = mix64(state + _PRIME_1 + np.array([part], np.int64).view(np.uint64))
+    steps = np.arange(1, num_items + 1, dtype=np.uint64)
+    return np.argsort(mix64(state + steps * np.uint64(0x9E3779B97F4A7C15)), kind="stable")
+
+
+def _xxh64(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Hash N byte ranges (`starts`, `lengths`, int64) of `data` (uint8) to N uint64."""
+    order = None
+    if len(lengths) and lengths.min() != lengths.max():
+        order = np.argsort(-lengths, kind="stable")  # longest first: active rows are a prefix
+        starts, lengths = starts[order], lengths[order]
+    words = _unaligned(data, "<u8")
+    stripes = lengths // _STRIPE_BYTES
+    hashes = _hash_stripes(words, starts, stripes)
+    hashes += lengths.astype(np.uint64)
+    cursor = starts + stripes * _STRIPE_BYTES
+    rest = lengths % _STRIPE_BYTES
+    for position in range(3):
+        rows = _rows(rest // 8 > position)
+        if rows is None:
+            break
+        word = _round(np.uint64(0), words[cursor[rows] + 8 * position])
+        hashes[rows] = _rotate(hashes[rows] ^ word, 27) * _PRIME_1 + _PRIME_4
+    cursor = cursor + rest // 8 * 8
+    rest = rest % 8
+    rows = _rows(rest >= 4)
+    if rows is not None:
+        half = _unaligned(data, "<u4")[cursor[rows]].astype(np.uint64)
+        hashes[rows] = _rotate(hashes[rows] ^ (half * _PRIME_1), 23) * _PRIME_2 + _PRIME_3
+    cursor = cursor + rest // 4 * 4
+    rest = rest % 4
+    for position in range(3):
+        rows = _rows(rest > position)
+        if rows is None:
+            break
+        byte = data[cursor[rows] + position].astype(np.uint64)
+        hashes[rows] = _rotate(hashes[rows] ^ (byte * _PRIME_5), 11) * _PRIME_1
+    hashes ^= hashes >> np.uint64(33)
+    hashes *= _PRIME_2
+    hashes ^= hashes >> np.uint64(29)
+    hashes *= _PRIME_3
+    hashes ^= hashes >> np.uint64(32)
+    if order is None:
+        return hashes
+    ordered = np.empty_like(hashes)
+    ordered[order] = hashes
+    return ordered
+
+
+def _hash_stripes(words: np.ndarray, starts: np.ndarray, stripes: np.ndarray) -> np.ndarray:
+    """Return the accumulator of each row after its 32-byte stripes; rows come longest first."""
+    hashes = np.full(len(starts), _PRIME_5, np.uint64)
+    num_long = int(np.count_nonzero(stripes))
+    if not num_long:
+        return hashes
+    with np.errstate(over="ignore"):
+        initial = (_PRIME_1 + _PRIME_2, _PRIME_2, np.uint64(0), np.uint64(0) - _PRIME_1)
+    lanes = np.repeat(np.array(initial, np.uint64)[:, None], num_long, axis=1)
+    lane_offsets = np.arange(0, _STRIPE_BYTES, 8)[:, None]
+    active, ascending = num_long, stripes[:num_long][::-1]
+    for stripe in range(int(stripes[0])):
+        active = num_long - int(np.searchsorted(ascending, stripe, side="right"))
+        position = starts[None, :active] + (lane_offsets + stripe * _STRIPE_BYTES)
+        lanes[:, :active] = _round(lanes[:, :active], words[position])
+    total = np.zeros(num_long, np.uint64)
+    for lane, rotation in zip(lanes, _LANE_ROTATIONS, strict=True):
+        total += _rotate(lane, rotation)
+    for lane in lanes:
+        total = (total ^ _round(np.uint64(0), lane)) * _PRIME_1 + _PRIME_4
+    hashes[:num_long] = total
+    return hashes
+
+
+def _round(accumulator: np.ndarray | np.uint64, word: np.ndarray) -> np.ndarray:
+    """XXH64's round: accumulator and word, uint64, to the next accumulator."""
+    return _rotate(accumulator + word * _PRIME_2, 31) * _PRIME_1
+
+
+def _rotate(value: np.ndarray, bits: int) -> np.ndarray:
+    """Rotate uint64 left by `bits`."""
+    return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
+
+
+def _rows(active: np.ndarray) -> slice | np.ndarray | None:
+    """Return what selects the active rows: everything as a slice (no copy), or None for none."""
+    count = int(np.count_nonzero(active))
+    if count == len(active) and count:
+        return slice(None)
+    return np.flatnonzero(active) if count else None
+
+
+def _unaligned(data: np.ndarray, dtype: str) -> np.ndarray:
+    """View bytes as overlapping little-endian words, one starting at every byte, without a copy."""
+    width = np.dtype(dtype).itemsize
+    count = max(len(data) - width + 1, 0)
+    return np.ndarray((count,), dtype, buffer=data if count else bytes(width), strides=(1,))
