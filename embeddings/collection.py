@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: MIT
+"""Ids to vectors: one layer over every table of a schema, unsharded.
+
+A table whose features are single ids and bags lives in an EmbeddingBagCollection (pooled inside the
+lookup); a table that any sequence reads lives in an EmbeddingCollection, and its single ids and bags are
+read from there too, so that a candidate item and the items of a history share one weight. Callers see
+neither: they get one pooled matrix and one jagged tensor per sequence.
+
+`EmbeddingLayer.forward` is straight-line, because TorchRec's pipeline traces every module that owns a
+table; the collections are given the features untouched, because any operation on ids in between would
+switch the pipeline's overlap off.
+
+Shapes: B examples, P sum of the widths of pooled features, N values of a sequence in a batch, D width of
+a table, E rows of a table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from embeddings.schema import Schema, SparseFeature, Table
+
+# Rows drawn from one seed. Rows do not depend on how a table is sharded, nor on its number of rows.
+_BLOCK_ROWS = 1024
+
+
+class Embeddings(NamedTuple):
+    """Looked-up vectors of B examples.
+
+    pooled: (B, P) float32, the vectors of the features of kind `id` and `bag` side by side, in the
+      schema's order (`EmbeddingLayer.pooled_names` and `pooled_dims`).
+    sequences: per feature of kind `sequence`, values (N, D) float32 and the lengths of B lists.
+    """
+
+    pooled: Tensor
+    sequences: dict[str, JaggedTensor]
+
+
+class EmbeddingLayer(nn.Module):
+    """Every table of a schema.
+
+    Rows start from a normal distribution of the table's `init_std`, drawn from `seed` and the row's
+    number alone, so every sharding of a table starts from the same rows.
+
+    Args:
+        schema: tables and sparse features.
+        device: where the tables are; `meta` to allocate nothing until they are sharded.
+        seed: of the rows; `torch.initial_seed()` if None.
+    """
+
+    def __init__(
+        self, schema: Schema, device: torch.device | None = None, seed: int | None = None
+    ) -> None:
+        super().__init__()
+        self.schema = schema
+        self.seed = torch.initial_seed() if seed is None else seed
+        pooled = [feature for feature in schema.sparse if feature.kind != "sequence"]
+        self.pooled_names = tuple(feature.name for feature in pooled)
+        self.pooled_dims = tuple(schema.table(feature.table).embedding_dim for feature in pooled)
+        self.sequence_names = tuple(
+            feature.name for feature in schema.sparse if feature.kind == "sequence"
+        )
+        bags, collections = _configs(schema)
+        self.bags = EmbeddingBagCollection(tables=bags, device=device) if bags else None
+        # One collection a width: an EmbeddingCollection holds tables of one width.
+        self.collections = nn.ModuleDict(
+            {
+                f"dim{width}": EmbeddingCollection(tables=tables, device=device)
+                for width, tables in collections.items()
+            }
+        )
+        self.assemble = Assemble(schema)
+        if device is None or device.type != "meta":
+            self.reset_parameters()
+
+    def forward(self, features: KeyedJaggedTensor) -> Embeddings:
+        """Look up the schema's features (their keys, with B lists of table rows each)."""
+        bags = None if self.bags is None else self.bags(features)
+        rows = [collection(features) for collection in self.collections.values()]
+        return self.assemble(bags, rows)
+
+    def table_weights(self) -> dict[str, Tensor | ShardedTensor]:
+        """Return the weight of each table by name, sharded or not, sharing memory with the layer."""
+        return {
+            name.split(".")[-2]: weight
+            for name, weight in self.state_dict().items()
+            if name.endswith(".weight")
+        }
+
+    def reset_parameters(self) -> None:
+        """Draw the initial rows of every table, or of the shards of it that are on this rank."""
+        for name, weight in self.table_weights().items():
+            for shard, first_row, first_column in local_shards(weight):
+                draw_rows(shard, self.schema.table(name), self.seed, first_row, first_column)
+
+
+class Assemble(nn.Module):
+    """Put the collections' outputs into an `Embeddings`: a leaf for the pipeline's tracer, so it may branch."""
+
+    def __init__(self, schema: Schema) -> None:
+        super().__init__()
+        in_collections = tables_of_collections(schema)
+        self._pooled = [f for f in schema.sparse if f.kind != "sequence"]
+        self._sequences = [f.name for f in schema.sparse if f.kind == "sequence"]
+        self._from_rows = [f for f in self._pooled if f.table in in_collections]
+        self._names = [f.name for f in self._pooled]
+
+    def forward(
+        self, bags: KeyedTensor | None, rows: list[dict[str, JaggedTensor]]
+    ) -> Embeddings:
+        """Return `Embeddings` of pooled `bags` and of the jagged `rows` of each collection."""
+        jagged: dict[str, JaggedTensor] = {}
+        for collection in rows:
+            jagged.update(collection.items())
+        sequences = {name: jagged[name] for name in self._sequences}
+        if bags is not None and not self._from_rows and bags.keys() == self._names:
+            return Embeddings(bags.values(), sequences)
+        parts: dict[str, Tensor] = {}
+        if bags is not None:
+            widths = bags.length_per_key()
+            parts = dict(zip(bags.keys(), bags.values().split(widths, dim=1), strict=True))
+        for feature in self._from_rows:
+            parts[feature.name] = pool(jagged[feature.name], feature)
+        if not parts:
+            any_values = sequences[self._sequences[0]]
+            return Embeddings(
+                any_values.values().new_zeros(any_values.lengths().numel(), 0), sequences
+            )
+        return Embeddings(torch.cat([parts[name] for name in self._names], dim=1), sequences)
+
+
+def pool(rows: JaggedTensor, feature: SparseFeature) -> Tensor:
+    """Reduce the (N, D) rows of an `id` or `bag` feature to (B, D); an empty list gives zeros."""
+    if feature.kind == "id":
+        return rows.values()  # exactly one value an example
+    lengths = rows.lengths()
+    total = torch.segment_reduce(rows.values(), "sum", lengths=lengths.long(), unsafe=True)
+    if feature.pooling == "sum":
+        return total
+    return total / lengths.clamp(min=1).unsqueeze(1)
+
+
+def tables_of_collections(schema: Schema) -> set[str]:
+    """Return the names of the tables that must keep one vector per id.
+
+    Those that a sequence reads, and those whose bags are pooled in different ways: a table of an
+    EmbeddingBagCollection pools in one way only.
+    """
+    names = {feature.table for feature in schema.sparse if feature.kind == "sequence"}
+    poolings: dict[str, set[str]] = {}
+    for feature in schema.sparse:
+        if feature.kind == "bag":
+            poolings.setdefault(feature.table, set()).add(feature.pooling)
+    return names | {table for table, kinds in poolings.items() if len(kinds) > 1}
+
+
+def local_shards(weight: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, int, int]]:
+    """Yield this rank's parts of a table, each with its first row and first column in the table."""
+    if isinstance(weight, ShardedTensor):
+        for shard in weight.local_shards():
+            row, column = (*shard.metadata.shard_offsets, 0)[:2]
+            yield shard.tensor, row, column
+    else:
+        yield weight, 0, 0
+
+
+@torch.no_grad()
+def draw_rows(
+    weight: Tensor, table: Table, seed: int, first_row: int = 0, first_column: int = 0
+) -> None:
+    """Fill a shard of `table` with the rows that belong there.
+
+    Args:
+        weight: (rows, columns) part of the table, from `first_row` and `first_column` on.
+        table: its width D and standard deviation `init_std`.
+        seed: the same on all ranks.
+        first_row: of the shard in the table.
+        first_column: of the shard in the table.
+    """
+    rows, columns = weight.shape
+    generator = torch.Generator()
+    block = torch.empty(_BLOCK_ROWS, table.embedding_dim)
+    for index in range(first_row // _BLOCK_ROWS, -(-(first_row + rows) // _BLOCK_ROWS)):
+        digest = hashlib.sha256(f"{seed}/{table.name}/{index}".encode()).digest()
+        generator.manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+        block.normal_(0.0, table.init_std, generator=generator)
+        start = index * _BLOCK_ROWS
+        low, high = max(start, first_row), min(start + _BLOCK_ROWS, first_row + rows)
+        weight[low - first_row : high - first_row].copy_(
+            block[low - start : high - start, first_column : first_column + columns]
+        )
+
+
+def _configs(schema: Schema) -> tuple[list[EmbeddingBagConfig], dict[int, list[EmbeddingConfig]]]:
+    """Return TorchRec's configurations: pooled tables, and unpooled tables by width."""
+    unpooled = tables_of_collections(schema)
+    bags: list[EmbeddingBagConfig] = []
+    collections: dict[int, list[EmbeddingConfig]] = {}
+    for table in schema.tables:
+        features = [feature for feature in schema.sparse if feature.table == table.name]
+        names = [feature.name for feature in features]
+        if table.name in unpooled:
+            collections.setdefault(table.embedding_dim, []).append(
+                EmbeddingConfig(
+                    name=table.name,
+                    num_embeddings=table.num_embeddings,
+                    embedding_dim=table.embedding_dim,
+                    feature_names=names,
+                    init_fn=_leave,
+                )
+            )
+            continue
+        # For single ids every pooling is the same; a sum spares the division.
+        pooling = next((f.pooling for f in features if f.kind == "bag"), "sum")
+        bags.append(
+            EmbeddingBagConfig(
+                name=table.name,
+                num_embeddings=table.num_embeddings,
+                embedding_dim=table.embedding_dim,
+                feature_names=names,
+                pooling=PoolingType.MEAN if pooling == "mean" else PoolingType.SUM,
+                init_fn=_leave,
+            )
+        )
+    return bags, collections
+
+
+def _leave(weight: Tensor) -> None:
+    """Leave a weight as it is: `EmbeddingLayer.reset_parameters` draws it once, shard by shard."""

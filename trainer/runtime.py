@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: MIT
+"""The processes of a run: rank, device, process group, threads, seeds.
+
+The only reader of the environment. A launcher (torchrun, torchx, Slurm) sets RANK, LOCAL_RANK,
+WORLD_SIZE, MASTER_ADDR and MASTER_PORT; without them the run is one process with a group of one, so that
+one process and many take the same path.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """One process among `world_size`.
+
+    rank: 0 to world_size - 1.
+    local_rank: number of the process on its machine, 0 to local_world_size - 1.
+    device: where this process computes.
+    seed: of model initialisation, the same on all ranks.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    device: torch.device
+    seed: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes what is written once."""
+        return self.rank == 0
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group of all ranks."""
+        group = dist.group.WORLD
+        if group is None:
+            raise RuntimeError("no process group: expected trainer.runtime.start() to have been called")
+        return group
+
+    def seed_rank(self) -> None:
+        """Give this rank its own random numbers (dropout), after the model was initialised alike on all."""
+        _seed(self.seed + 1 + self.rank)
+
+    def stop(self) -> None:
+        """Leave the process group. Safe to call twice."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """How processes start.
+
+    device: `auto` takes CUDA if there is any.
+    seed: of everything random; data order has its own.
+    timeout_seconds: how long a collective waits for the other ranks before the run fails.
+    num_threads: of computation per process; 0 keeps OMP_NUM_THREADS, or divides the machine's cores
+      among its processes.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    seed: int = 0
+    timeout_seconds: float = 600.0
+    num_threads: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"device: expected 'auto', 'cpu' or 'cuda', got {self.device!r}")
+        if self.seed < 0:
+            raise ValueError(f"seed: expected an integer >= 0, got {self.seed}")
+        if self.timeout_seconds <= 0:
+            raise ValueError(f"timeout_seconds: expected a number > 0, got {self.timeout_seconds}")
+        if self.num_threads < 0:
+            raise ValueError(f"num_threads: expected an integer >= 0, got {self.num_threads}")
+
+
+def start(config: RuntimeConfig | None = None) -> Runtime:
+    """Join the process group, choose the device, set threads and seeds.
+
+    Raises:
+        RuntimeError: the launcher's variables are incomplete or not numbers, CUDA was asked for and is
+          not there, or the other ranks did not come in time.
+    """
+    config = config or RuntimeConfig()
+    rank, local_rank, world_size, local_world_size = _read_launcher(os.environ)
+    device = _choose_device(config.device, local_rank)
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_world_size))
+    _join(rank, world_size, device, config.timeout_seconds)
+    _seed(config.seed)
+    return Runtime(
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        local_world_size=local_world_size,
+        device=device,
+        seed=config.seed,
+    )
+
+
+def _read_launcher(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
+    """Return (rank, local rank, world size, local world size); a lone process if no launcher set any."""
+    if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        return 0, 0, 1, 1
+    required = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in required if name not in environment]
+    if missing:
+        raise RuntimeError(
+            f"environment: expected a launcher to set {list(required)}, {missing} are missing; start "
+            "with torchrun or torchx, or unset all of them for one process"
+        )
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    defaults = {"LOCAL_RANK": environment["RANK"], "LOCAL_WORLD_SIZE": environment["WORLD_SIZE"]}
+    values: list[int] = []
+    for name in names:
+        text = environment.get(name, defaults.get(name, ""))
+        if not text.isdecimal():
+            raise RuntimeError(f"environment: {name}: expected a number, got {text!r}")
+        values.append(int(text))
+    rank, local_rank, world_size, local_world_size = values
+    if rank >= world_size:
+        raise RuntimeError(
+            f"environment: RANK must be below WORLD_SIZE, got RANK {rank} and WORLD_SIZE {world_size}"
+        )
+    return rank, local_rank, world_size, local_world_size
+
+
+def _choose_device(wanted: str, local_rank: int) -> torch.device:
+    """Return this process's device and make it current."""
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            "device: expected CUDA, found none; install the GPU lock list, or set device to 'cpu'"
+        )
+    if local_rank >= torch.cuda.device_count():
+        raise RuntimeError(
+            f"device: process {local_rank} of this machine needs a GPU of its own, found "
+            f"{torch.cuda.device_count()}; start fewer processes per machine"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _join(rank: int, world_size: int, device: torch.device, timeout_seconds: float) -> None:
+    """Join the default process group; a lone process needs no address."""
+    timeout = timedelta(seconds=timeout_seconds)
+    # Host decisions and checkpoints use gloo; tensors on a GPU use NCCL.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    bound = device if device.type == "cuda" else None
+    if world_size == 1:
+        store = dist.HashStore()
+        dist.init_process_group(
+            backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=bound
+        )
+        return
+    try:
+        dist.init_process_group(
+            backend,
+            init_method="env://",
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+            device_id=bound,
+        )
+    except dist.DistError as error:
+        raise RuntimeError(
+            f"process group: rank {rank} of {world_size} could not meet the others at MASTER_ADDR:"
+            f"MASTER_PORT within {timeout_seconds:g} s; check the address and that all ranks started"
+        ) from error
+
+
+def _seed(seed: int) -> None:
+    """Seed Python, NumPy and torch on all devices."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
