@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: MIT
+"""Spectra of token matrices: softening, position bias and their exact gradients.
+
+SpecFormer (equations 16-18 and 22-25) is written with one singular value decomposition an example,
+`H = U Σ Vᵀ`. No decomposition of H is needed: softening is a power of a Gram matrix,
+`H* = U Σ^τ Vᵀ = (H Hᵀ)^((τ-1)/2) H`, and one symmetric eigendecomposition of the smaller of `H Hᵀ` and
+`Hᵀ H` serves softening and position bias together. Its gradient is written down instead of left to
+autograd: differentiating eigenvectors divides by the gaps between eigenvalues and gives NaN for
+repeated ones, while the gradient of a matrix *function* needs only its divided differences
+(Daleckii-Krein), which are finite for repeated, nearly equal and zero singular values.
+
+A Gram matrix squares the condition number, so all of it runs in float64, whatever the tokens' dtype
+and whether or not autocast is on. Eigenvalues are floored at `floor * λ1`, because σ^τ has infinite
+slope at 0; the gradient is that of the floored function.
+
+Shapes: B examples, T tokens, D token width, n = min(T, D).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+PositionBias = Literal["rank1", "diagonal", "identity", "none"]
+
+# sigma = 1e-4 sigma_1: below this, the singular values of float32 tokens carry few correct digits.
+DEFAULT_FLOOR = 1e-8
+# Smallest eigenvalue that is told from 0 when all of an example's tokens vanish.
+_SMALLEST = 1e-12
+# A column sum this close to 0 does not decide the sign of a unit vector.
+_SIGN_TOLERANCE = 1e-9
+
+
+class Spectrum(NamedTuple):
+    """Eigendecomposition of the smaller Gram matrix of B token matrices; carries no gradient.
+
+    values: (B, n) float64 eigenvalues λ = σ², largest first.
+    vectors: (B, n, n) float64 eigenvectors in columns: U of the tokens if T <= D, else their V.
+    transposed: whether the Gram matrix is Hᵀ H (T > D).
+    """
+
+    values: Tensor
+    vectors: Tensor
+    transposed: bool
+
+
+def decompose(tokens_BTD: Tensor) -> Spectrum:
+    """Return the spectrum of every example's (T, D) matrix.
+
+    Examples with non-finite tokens (an overflow in half precision) do not stop the batch: their spectra
+    are finite and meaningless, and what is computed from their tokens stays non-finite.
+    """
+    with torch.no_grad(), torch.autocast(tokens_BTD.device.type, enabled=False):
+        transposed = tokens_BTD.shape[-2] > tokens_BTD.shape[-1]
+        rows = tokens_BTD.detach().double()
+        rows = rows.mT if transposed else rows
+        gram = torch.nan_to_num(rows @ rows.mT, nan=0.0, posinf=0.0, neginf=0.0)
+        values, vectors = torch.linalg.eigh(gram)
+        return Spectrum(values.flip(-1).clamp_min(0.0), vectors.flip(-1), transposed)
+
+
+def soften(
+    tokens_BTD: Tensor, tau: Tensor | float, spectrum: Spectrum, floor: float = DEFAULT_FLOOR
+) -> tuple[Tensor, Tensor]:
+    """Return softened tokens `U Σ^τ Vᵀ` (equations 16-18) and the singular values.
+
+    tau: scalar exponent; 1 leaves the tokens alone, 0 gives the polar factor U Vᵀ.
+    spectrum: `decompose(tokens_BTD)`.
+    Returns (B, T, D) softened tokens, float32 or the tokens' wider type, and (B, n) float64 singular
+    values, largest first. Both carry gradients to the tokens, the first also to tau.
+    """
+    tau = torch.as_tensor(tau, dtype=torch.float64, device=tokens_BTD.device)
+    rows = tokens_BTD.mT if spectrum.transposed else tokens_BTD
+    softened, sigma = _Soften.apply(rows, tau, spectrum.values, spectrum.vectors, floor)
+    return (softened.mT if spectrum.transposed else softened), sigma
+
+
+def position_vector(
+    tokens_BTD: Tensor,
+    sigma: Tensor,
+    spectrum: Spectrum,
+    beta: Tensor,
+    through_vectors: bool = False,
+) -> Tensor:
+    """Return p (B, T) float64 with P_bias = p pᵀ: `p = σ1 U f(σ / σ1)` (equations 22-25).
+
+    sigma: (B, n) singular values from `soften`; beta: (3,) coefficients of f(x) = β0 + β1 x + β2 x².
+    A singular vector is defined up to its sign, and p is not invariant to it. The sign is chosen so that
+    the entries of each u sum to a positive number (or, where the sum vanishes, the largest entry is
+    positive): this depends neither on the solver nor on the order of the tokens.
+    through_vectors: also differentiate U. Off by default: that gradient grows as one over the gap
+    between eigenvalues, and p jumps where a sum crosses 0. (Repeated eigenvalues contribute nothing.)
+    """
+    with torch.autocast(tokens_BTD.device.type, enabled=False):
+        vectors = spectrum.vectors
+        rows = tokens_BTD.double() if through_vectors else tokens_BTD.detach().double()
+        if through_vectors:
+            side = rows.mT if spectrum.transposed else rows
+            vectors = _Eigenvectors.apply(side @ side.mT, spectrum.values, vectors)
+        if spectrum.transposed:
+            scale = sigma if through_vectors else sigma.detach()
+            vectors = rows @ vectors / _floored(scale, 1e-8, 1e-6)[..., None, :]
+        weights = sigma[..., :1] * _polynomial(sigma, beta) * canonical_signs(vectors)
+        return (vectors @ weights[..., None])[..., 0]
+
+
+def position_bias(
+    kind: PositionBias,
+    tokens_BTD: Tensor,
+    sigma: Tensor,
+    spectrum: Spectrum,
+    beta: Tensor,
+) -> Tensor:
+    """Return P_bias (B, T, T) float64.
+
+    `rank1`: p pᵀ as in the paper, U detached. `diagonal`: U diag(σ1² f²) Uᵀ, which needs no sign and is
+    smooth in the tokens. `identity`: U Uᵀ (the paper's ablation P = I). `none`: zeros.
+    """
+    if kind == "rank1":
+        p = position_vector(tokens_BTD, sigma, spectrum, beta)
+        return p[..., :, None] * p[..., None, :]
+    num_tokens = tokens_BTD.shape[-2]
+    if kind == "none":
+        return sigma.new_zeros(*tokens_BTD.shape[:-1], num_tokens)
+    with torch.autocast(tokens_BTD.device.type, enabled=False):
+        tokens = tokens_BTD.double()
+        polar, _ = soften(tokens, 0.0, spectrum)
+        identity = torch.eye(num_tokens, dtype=torch.float64, device=tokens.device)
+        identity = polar @ polar.mT if spectrum.transposed else identity.expand(len(tokens), -1, -1)
+        if kind == "identity":
+            return identity
+        sigma1 = sigma[..., :1, None]
+        # U diag(σ / σ1) Uᵀ, a matrix function of the Gram matrix: no sign, and no gap in its gradient.
+        root = polar @ tokens.mT / sigma1.clamp_min(_SMALLEST)
+        b0, b1, b2 = beta.double().unbind()
+        mapped = b0 * identity + b1 * root + b2 * (root @ root)
+        return sigma1.square() * (mapped @ mapped)
+
+
+def canonical_signs(vectors: Tensor) -> Tensor:
+    """Return (B, n) signs that make each column of (B, T, n) `vectors` sum to a positive number."""
+    vectors = vectors.detach()
+    total = vectors.sum(-2)
+    largest = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))[..., 0, :]
+    deciding = torch.where(total.abs() > _SIGN_TOLERANCE, total, largest)
+    return torch.where(deciding < 0, -1.0, 1.0).to(vectors.dtype)
+
+
+def _polynomial(sigma: Tensor, beta: Tensor) -> Tensor:
+    """Return f(σ / σ1) of equation 24, (B, n)."""
+    ratio = sigma / sigma[..., :1].clamp_min(_SMALLEST)
+    b0, b1, b2 = beta.double().unbind()
+    return b0 + ratio * (b1 + ratio * b2)
+
+
+def _floored(values: Tensor, floor: float, smallest: float) -> Tensor:
+    """Return (B, n) `values`, largest first, raised to `floor` times the largest."""
+    return torch.maximum(values, (floor * values[..., :1]).clamp_min(smallest))
+
+
+def divided_differences(values: Tensor, power: Tensor, floor: float) -> Tensor:
+    """Return K (B, n, n), the divided differences of x -> max(x, floor·x1)^power at `values`.
+
+    K_ij = (g_i - g_j) / (x_i - x_j) and K_ii = g'(x_i), without cancellation for equal or nearly equal
+    values: with r = ln(x_i / x_j), x_i^p - x_j^p = 2 (x_i x_j)^(p/2) sinh(p r / 2), and the same for
+    p = 1. Pairs of which both lie under the floor have slope 0.
+    """
+    raised = _floored(values, floor, _SMALLEST)
+    log = raised.log()
+    half_gap = 0.5 * (log[..., :, None] - log[..., None, :])
+    mean = 0.5 * (log[..., :, None] + log[..., None, :])
+    close = half_gap.abs() < 1e-4
+    safe = torch.where(close, torch.ones_like(half_gap), half_gap)
+    ratio = torch.sinh(power * safe) / torch.sinh(safe)
+    # Taylor series of sinh(p x) / sinh(x); the next term is below 1e-17 here.
+    near = power * (1.0 + (power.square() - 1.0) * half_gap.square() / 6.0)
+    slopes = torch.exp((power - 1.0) * mean) * torch.where(close, near, ratio)
+    under = values < raised
+    # Where one of the two is under the floor, only a part of the distance changes the function.
+    distance = values[..., :, None] - values[..., None, :]
+    moved = raised[..., :, None] - raised[..., None, :]
+    one_under = under[..., :, None] ^ under[..., None, :]
+    part = moved / torch.where(one_under, distance, torch.ones_like(distance))
+    both = under[..., :, None] & under[..., None, :]
+    return slopes * torch.where(one_under, part, (~both).to(slopes.dtype))
+
+
+class _Soften(torch.autograd.Function):
+    """(rows (B, n, m), τ, λ, Q, floor) -> (Q diag(λ^((τ-1)/2)) Qᵀ rows, sqrt(λ)).
+
+    Backward, with g = λ^p, p = (τ-1)/2, R = Qᵀ rows and W = Qᵀ grad:
+    grad_rows = Q (g ∘ W + 2 (K ∘ sym(W Rᵀ)) R), and grad_τ = ½ Σ_i (W Rᵀ)_ii g_i ln λ_i.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, tau: Tensor, values: Tensor, vectors: Tensor, floor: float
+    ) -> tuple[Tensor, Tensor]:
+        with torch.autocast(rows.device.type, enabled=False):
+            scale = _floored(values, floor, _SMALLEST) ** ((tau - 1.0) / 2.0)
+            rotated = vectors.mT @ rows.double()
+            softened = vectors @ (scale[..., None] * rotated)
+        ctx.save_for_backward(rows, tau, values, vectors)
+        ctx.floor = floor
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        return softened.to(wide), values.sqrt()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_softened: Tensor, grad_sigma: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        rows, tau, values, vectors = ctx.saved_tensors
+        power = (tau - 1.0) / 2.0
+        with torch.autocast(rows.device.type, enabled=False):
+            raised = _floored(values, ctx.floor, _SMALLEST)
+            scale = raised**power
+            rotated = vectors.mT @ rows.double()
+            grad = vectors.mT @ grad_softened.double()
+            inner = grad @ rotated.mT
+            along = inner.diagonal(dim1=-2, dim2=-1) * scale
+            mixed = (inner + inner.mT) * divided_differences(values, power, ctx.floor)
+            # The floor itself moves with λ1: d(floor·λ1)^p / dλ1 = p (floor·λ1)^p / λ1.
+            rises = (values < raised) & (ctx.floor * values[..., :1] > _SMALLEST)
+            moved = 2.0 * power * torch.where(rises, along, 0.0).sum(-1)
+            mixed[..., 0, 0] += moved / values[..., 0].clamp_min(_SMALLEST)
+            # dσ_i = u_iᵀ dH v_i and v_i = rotated_i / σ_i.
+            mixed.diagonal(dim1=-2, dim2=-1).add_(grad_sigma / raised.sqrt())
+            grad_rows = vectors @ (scale[..., None] * grad + mixed @ rotated)
+            grad_tau = 0.5 * (along * raised.log()).sum()
+        return grad_rows.to(rows.dtype), grad_tau, None, None, None
+
+
+class _Eigenvectors(torch.autograd.Function):
+    """(gram (B, n, n), λ, Q) -> Q, differentiable in the Gram matrix.
+
+    dQ = Q (F ∘ (Qᵀ dA Q)) with F_ij = 1 / (λ_j - λ_i), broadened to gap / (gap² + δ²) with δ = 1e-9 λ1 so
+    that equal eigenvalues, whose vectors have no derivative, contribute 0 instead of infinity.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gram: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
+        ctx.save_for_backward(values, vectors)
+        return vectors.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        values, vectors = ctx.saved_tensors
+        gap = values[..., None, :] - values[..., :, None]
+        width = (1e-9 * values[..., :1, None]).clamp_min(_SMALLEST)
+        inner = (vectors.mT @ grad) * gap / (gap.square() + width.square())
+        grad_gram = vectors @ inner @ vectors.mT
+        return 0.5 * (grad_gram + grad_gram.mT), None, None
