@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Transform = Literal["hash", "identity", "log_square", "hour_of_day", "hour_of_week"]
+Transform = Literal["hash", "identity", "log_square", "hour_of_day", "hour_of_week", "length"]
 DenseTransform = Literal["none", "log1p"]
 
 
@@ -61,7 +61,10 @@ class SparseFeature:
       `hash` mixes an integer's 64 bits (strings: XXH64 of their UTF-8 bytes) and takes the remainder;
       `identity` uses the integer v as row v + 1; `log_square` buckets a number at floor(ln(x)^2) for
       x > 2 and at int(x) below, as Criteo's counts are by the FuxiCTR preprocessing; `hour_of_day` and
-      `hour_of_week` read a timestamp (milliseconds since the epoch, UTC).
+      `hour_of_week` read a timestamp (milliseconds since the epoch, UTC); `length` is the number of
+      entries of a list column.
+    position: for kind `id` on a list column, which entry: -1 the newest, -2 the one before; missing if
+      the list is shorter. 0 for a column that is no list.
     out_of_range: what an `identity` value outside [0, E - 2] does: `error`, or `oov` (row 0, counted).
     side: `item` if the feature describes what is ranked, else `context`.
     history: sequences with the same name are aligned position by position and form one event each.
@@ -77,11 +80,23 @@ class SparseFeature:
     out_of_range: Literal["error", "oov"] = "error"
     side: Literal["context", "item"] = "context"
     history: str = ""
+    position: int = 0
 
     def __post_init__(self) -> None:
         """Fill the column's name and check the feature's own fields."""
         if not self.column:
             object.__setattr__(self, "column", self.name)
+        if self.position > 0 or (self.position and (self.kind != "id" or self.transform == "length")):
+            raise ValueError(
+                f"sparse feature {self.name!r}: position counts from the newest entry (-1, -2, ...) and goes with "
+                f"kind 'id' and a transform of the entry, got position {self.position}, kind {self.kind!r}, "
+                f"transform {self.transform!r}"
+            )
+        if self.transform == "length" and self.kind != "id":
+            raise ValueError(
+                f"sparse feature {self.name!r}: transform 'length' gives one number a row and needs kind 'id', got "
+                f"{self.kind!r}"
+            )
         if self.kind == "id" and self.max_length:
             raise ValueError(
                 f"sparse feature {self.name!r}: max_length has no effect on kind 'id'; remove it, or "

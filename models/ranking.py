@@ -28,13 +28,31 @@ from models.tower import TowerConfig
 
 
 class Predictions(NamedTuple):
-    """What a step returns beside its loss.
+    """What a step returns beside its loss: all that metrics need.
 
-    probabilities: (B, K) float32. weight_sum: 0-d, the weight that the loss was averaged over.
+    probabilities, labels, weights: (B, K) float32. groups: (B,) int64.
+    weight_sum: 0-d, the weight that the loss was averaged over.
+    num_examples: how many of the B examples, from the first, are no padding.
     """
 
     probabilities: Tensor
+    labels: Tensor
+    weights: Tensor
+    groups: Tensor
     weight_sum: Tensor
+    num_examples: int
+
+
+def _predictions(probabilities: Tensor, weight_sum: Tensor, batch: Batch) -> Predictions:
+    """Put a batch's (B, K) probabilities beside what they are measured against."""
+    return Predictions(
+        probabilities=probabilities.detach(),
+        labels=batch.labels,
+        weights=batch.weights,
+        groups=batch.groups,
+        weight_sum=weight_sum,
+        num_examples=batch.num_examples,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +77,7 @@ class ImpressionObjective(nn.Module):
             representation = representation[:, 0]
         logits = self.head(representation).float()
         loss, weight_sum = weighted_bce(logits, batch.labels, batch.weights)
-        return loss, Predictions(logits.sigmoid(), weight_sum)
+        return loss, _predictions(logits.sigmoid(), weight_sum, batch)
 
 
 class UserCentricObjective(nn.Module):
@@ -85,7 +103,7 @@ class UserCentricObjective(nn.Module):
         weights = torch.cat([torch.ones_like(batch.actions, dtype=torch.float32), batch.weights.amin(1)])
         loss, weight_sum = action_cross_entropy(logits, torch.cat([batch.actions, own]), weights)
         marginals = action_marginals(logits[events_ND.shape[0] :], self.num_labels)
-        return loss, Predictions(marginals, weight_sum)
+        return loss, _predictions(marginals, weight_sum, batch)
 
 
 class RankingModel(nn.Module):

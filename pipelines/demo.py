@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+"""The whole chain on generated logs: python -m pipelines.demo [--output DIR].
+
+Generates a few days of click logs, trains four towers on them with two ranks each through torchx, and
+ends with one table and one HTML page. It is what `make demo` runs, and nothing in it is special: every
+step prints the command that it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from pipelines.report import comparison_table, report
+from pipelines.synthesize import SynthesisConfig, synthesize
+
+RECIPES = ("specformer.demo", "rankelastor.demo", "tokenformer.demo", "dlrm.demo")
+
+
+def main() -> int:
+    """Run the command line and return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m pipelines.demo", description=__doc__)
+    parser.add_argument("--output", type=Path, help="folder (default: runs/demo-<time>)")
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES), help="recipes to train")
+    parser.add_argument("--rows-per-day", type=int, default=SynthesisConfig().rows_per_day)
+    options = parser.parse_args()
+    output = options.output or Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
+    if output.exists() and any(output.iterdir()):
+        print(f"error: {output} is not empty; choose another --output", file=sys.stderr)
+        return 2
+    started = time.monotonic()
+    logs = output / "logs"
+    print(f"generating logs in {logs}", flush=True)
+    synthesize(logs, SynthesisConfig(rows_per_day=options.rows_per_day))
+    runs = []
+    for recipe in options.recipes:
+        run = output / recipe
+        train(recipe, run, logs)
+        add_ceiling(run, logs)
+        runs.append(run)
+    page = report(runs, output / "report.html")
+    print(f"\n{comparison_table(runs)}\n")
+    print(f"report: {page.resolve()}  ({time.monotonic() - started:.0f} s in all)")
+    return 0
+
+
+def train(recipe: str, run: Path, logs: Path) -> None:
+    """Train `recipe` on two ranks through torchx, showing the command and its output.
+
+    Raises:
+        RuntimeError: the job failed.
+    """
+    command = [
+        str(Path(sys.executable).with_name("torchx")),
+        *("run", "-s", "local_cwd", "deploy/components.py:train"),
+        *("--recipe", recipe, "--output", str(run), "-j", "2x1"),
+        *("--", "--data.path", str(logs)),
+    ]
+    print(f"\n$ torchx {shlex.join(command[1:])}", flush=True)
+    code = subprocess.run(command, check=False).returncode
+    if code or not (run / "metrics.json").is_file():
+        raise RuntimeError(
+            f"{recipe}: the job ended with code {code} and "
+            f"{'wrote' if (run / 'metrics.json').is_file() else 'did not write'} metrics.json; its output is above"
+        )
+
+
+def add_ceiling(run: Path, logs: Path) -> None:
+    """Write the AUC that the true probability reaches on the run's test days into its metrics."""
+    metrics = json.loads((run / "metrics.json").read_text("utf-8"))
+    first, _, last = json.loads((run / "config.json").read_text("utf-8"))["data"]["test_days"].partition(":")
+    ceiling = json.loads((logs / "ceiling.json").read_text("utf-8"))
+    if first == (last or first):
+        metrics["ceiling_auc"] = ceiling["days"][first]["click"]["auc"]
+        (run / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

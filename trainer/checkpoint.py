@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: MIT
+"""Sharded checkpoints that are complete or absent.
+
+Every rank writes its shards through `torch.distributed.checkpoint` into a temporary folder; when all
+are on disk, rank 0 adds `manifest.json` and renames the folder to `step-N`. A crash at any moment
+leaves either a complete `step-N` or a temporary folder that nothing reads.
+
+Only tensors go through torch.distributed.checkpoint; everything else is JSON in the manifest, so that
+loading never unpickles values. The one pickle that the format has, its index, is read by an unpickler
+that knows the index's own classes and nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, Metadata
+
+MANIFEST = "manifest.json"
+_STEP = re.compile(r"step-(\d+)")
+_INDEX_CLASSES = re.compile(
+    r"torch\.distributed\.checkpoint\.(metadata|filesystem)|torch\.distributed\._shard\.\w+(\.\w+)*"
+    r"|torch\.distributed\.remote_device|torch\.serialization|torch\._C|torch"
+)
+_INDEX_BUILTINS = {
+    ("collections", "OrderedDict"),
+    ("builtins", "getattr"),
+    ("builtins", "set"),
+    ("pathlib", "PosixPath"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are written and how many are kept.
+
+    interval_steps: every so many steps, and always at the end of the run; 0: only at the end.
+    keep: how many of the newest stay.
+    """
+
+    interval_steps: int = 0
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.interval_steps < 0 or self.keep < 1:
+            raise ValueError(
+                f"checkpoint: interval_steps must not be negative and keep must be at least 1, got "
+                f"{self.interval_steps} and {self.keep}"
+            )
+
+
+def save(tensors: Mapping[str, Any], directory: Path, step: int, manifest: dict[str, Any]) -> Path:
+    """Write a checkpoint of `step` on all ranks and return its folder, which exists once complete.
+
+    tensors: nested mappings of tensors and sharded tensors; a rank adds its own under keys that name it.
+    manifest: JSON data written by rank 0 beside the shards.
+    """
+    target, temporary = directory / f"step-{step}", directory / f".step-{step}.incomplete"
+    if _rank() == 0:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    _barrier()
+    dcp.save(dict(tensors), storage_writer=FileSystemWriter(temporary, sync_files=True))
+    if _rank() == 0:
+        content = {**manifest, "step": step, "world_size": _world_size(), "versions": _versions()}
+        with open(temporary / MANIFEST, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_folder(temporary)
+        if target.exists():
+            replaced = directory / f".step-{step}.replaced"
+            shutil.rmtree(replaced, ignore_errors=True)
+            target.rename(replaced)
+            temporary.rename(target)
+            shutil.rmtree(replaced)
+        else:
+            temporary.rename(target)
+        _sync_folder(directory)
+    _barrier()
+    return target
+
+
+def prune(directory: Path, keep: int) -> None:
+    """Remove all but the `keep` newest complete checkpoints (rank 0 only)."""
+    if _rank() == 0:
+        for path in complete(directory)[:-keep]:
+            shutil.rmtree(path)
+
+
+def complete(directory: Path) -> list[Path]:
+    """Return the complete checkpoints below `directory`, oldest first."""
+    found = [
+        (int(match[1]), path)
+        for path in (directory.iterdir() if directory.is_dir() else ())
+        if (match := _STEP.fullmatch(path.name)) and (path / MANIFEST).is_file()
+    ]
+    return [path for _, path in sorted(found)]
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of the checkpoint at `path`.
+
+    Raises:
+        ValueError: not a complete checkpoint.
+    """
+    try:
+        return json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        near = complete(path) or complete(path / "checkpoints")
+        hint = f"; did you mean {near[-1]}?" if near else ""
+        raise ValueError(
+            f"{path}: not a complete checkpoint (a folder step-N that holds {MANIFEST}){hint}"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path / MANIFEST}: damaged ({error}); use an older checkpoint") from error
+
+
+def load(tensors: Mapping[str, Any], path: Path) -> None:
+    """Fill `tensors` in place from the checkpoint at `path`, at any world size.
+
+    Raises:
+        ValueError: the checkpoint lacks a tensor that is asked for, or its index is not one.
+    """
+    reader = _Reader(path)
+    held = reader.read_metadata().state_dict_metadata
+    missing = sorted(set(_names(tensors)) - set(held))
+    if missing:
+        raise ValueError(
+            f"{path}: lacks {len(missing)} of the tensors asked for, the first is {missing[0]!r}; the checkpoint "
+            "is of another model or plan (compare its config.json)"
+        )
+    dcp.load(dict(tensors), storage_reader=_Reader(path))
+
+
+def tensor_names(path: Path) -> set[str]:
+    """Return the names of all tensors in the checkpoint at `path`."""
+    return set(_Reader(path).read_metadata().state_dict_metadata)
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]
+) -> dict[str, dict[str, Tensor]]:
+    """Return a dense optimizer's state by parameter name, creating what a first step would create.
+
+    Raises:
+        RuntimeError: the optimizer keeps a state whose start is not zero.
+    """
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in parameters.items():
+        state = optimizer.state[parameter]
+        if not state:
+            if not isinstance(optimizer, torch.optim.AdamW | torch.optim.Adam):
+                raise RuntimeError(
+                    f"checkpoint: expected Adam or AdamW as the dense optimizer, got {type(optimizer).__name__}"
+                )
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        found[name] = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    return found
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    """Reads a checkpoint's index; refuses every class that an index does not hold."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if (module_name, global_name) in _INDEX_BUILTINS or _INDEX_CLASSES.fullmatch(module_name):
+            return super().find_class(module_name, global_name)
+        raise ValueError(f"the index names {module_name}.{global_name}, which no checkpoint index holds")
+
+
+class _Reader(FileSystemReader):
+    """FileSystemReader whose index is read by `_IndexUnpickler`."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = Path(self.path) / ".metadata"
+        try:
+            with open(path, "rb") as file:
+                metadata = _IndexUnpickler(file).load()
+        except FileNotFoundError:
+            raise ValueError(f"{self.path}: not a checkpoint, its index .metadata is missing") from None
+        except (pickle.UnpicklingError, EOFError, ValueError, AttributeError) as error:
+            raise ValueError(f"{path}: damaged ({error}); use an older checkpoint") from error
+        if metadata.storage_meta is None:
+            metadata.storage_meta = dcp.metadata.StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+def _names(tensors: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the flattened names that torch.distributed.checkpoint gives to nested tensors."""
+    names: list[str] = []
+    for key, value in tensors.items():
+        if isinstance(value, Mapping):
+            names += _names(value, f"{prefix}{key}.")
+        else:
+            names.append(f"{prefix}{key}")
+    return names
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in ("torch", "torchrec")}
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _barrier() -> None:
+    if dist.is_initialized():
+        dist.barrier()

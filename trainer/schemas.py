@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""Schemas of the public logs that the recipes name, and of the generated one.
+
+`globo`: sessions of a news portal, one row a click, label: does another click follow in the session.
+`criteo`: 13 counts and 26 ids (int64 or strings), as in the public Criteo sets.
+`frappe`: app use in context. `movielens`: rating >= 4 (MovieLens-100K columns).
+"""
+
+from __future__ import annotations
+
+from embeddings.schema import DenseFeature, Label, Schema, SparseFeature, Table
+
+
+def globo() -> Schema:
+    """Return the schema of the Globo.com session log (partitions dt=YYYY-MM-DD)."""
+    context = ("environment", "deviceGroup", "os", "country", "region", "referrer_type")
+    return Schema(
+        tables=(
+            Table(name="article", num_embeddings=50_000, embedding_dim=16),
+            Table(name="user", num_embeddings=100_000, embedding_dim=16),
+            *(Table(name=name, num_embeddings=256, embedding_dim=16) for name in context),
+            Table(name="hour", num_embeddings=256, embedding_dim=16),
+            Table(name="session_pos", num_embeddings=128, embedding_dim=16),
+            Table(name="age", num_embeddings=256, embedding_dim=16),
+        ),
+        sparse=(
+            SparseFeature(name="user_id", table="user"),
+            *(SparseFeature(name=name, table=name) for name in context),
+            SparseFeature(name="hour", table="hour", column="ts", transform="hour_of_week"),
+            SparseFeature(name="session_pos", table="session_pos", transform="log_square"),
+            SparseFeature(name="article_id", table="article", side="item"),
+            SparseFeature(
+                name="hist_article", table="article", kind="sequence", max_length=10, history="hist"
+            ),
+            SparseFeature(
+                name="hist_age_s",
+                table="age",
+                transform="log_square",
+                kind="sequence",
+                max_length=10,
+                history="hist",
+            ),
+        ),
+        labels=(Label(name="label"),),
+        user="user_id",
+        timestamp="ts",
+    )
+
+
+def criteo(num_embeddings: int = 100_000, embedding_dim: int = 16) -> Schema:
+    """Return the schema of the Criteo logs: I1-I13 bucketed at floor(ln(x)^2), C1-C26 hashed.
+
+    One table a field; a missing count or id reads its table's row 0.
+    """
+    counts = [f"I{index}" for index in range(1, 14)]
+    ids = [f"C{index}" for index in range(1, 27)]
+    return Schema(
+        tables=(
+            *(Table(name=name, num_embeddings=512, embedding_dim=embedding_dim) for name in counts),
+            *(
+                Table(name=name, num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+                for name in ids
+            ),
+        ),
+        sparse=(
+            *(SparseFeature(name=name, table=name, transform="log_square") for name in counts),
+            *(SparseFeature(name=name, table=name) for name in ids),
+        ),
+        labels=(Label(name="label"),),
+    )
+
+
+def frappe() -> Schema:
+    """Return the schema of Frappe (user, item and eight context fields, all hashed)."""
+    fields = (
+        "daytime",
+        "weekday",
+        "isweekend",
+        "homework",
+        "cost",
+        "weather",
+        "country",
+        "city",
+    )
+    return Schema(
+        tables=(
+            Table(name="user", num_embeddings=4_096, embedding_dim=16),
+            Table(name="item", num_embeddings=16_384, embedding_dim=16),
+            *(Table(name=name, num_embeddings=512, embedding_dim=16) for name in fields),
+        ),
+        sparse=(
+            SparseFeature(name="user", table="user"),
+            *(SparseFeature(name=name, table=name) for name in fields),
+            SparseFeature(name="item", table="item", side="item"),
+        ),
+        labels=(Label(name="label"),),
+        user="user",
+    )
+
+
+def movielens() -> Schema:
+    """Return the schema of MovieLens-100K with a list of genres; timestamps are seconds and not read."""
+    return Schema(
+        tables=(
+            Table(name="user", num_embeddings=4_096, embedding_dim=16),
+            Table(name="item", num_embeddings=8_192, embedding_dim=16),
+            Table(name="age", num_embeddings=256, embedding_dim=16),
+            Table(name="gender", num_embeddings=16, embedding_dim=16),
+            Table(name="occupation", num_embeddings=128, embedding_dim=16),
+            Table(name="zip_code", num_embeddings=4_096, embedding_dim=16),
+            Table(name="release_year", num_embeddings=512, embedding_dim=16),
+            Table(name="genre", num_embeddings=128, embedding_dim=16),
+        ),
+        sparse=(
+            SparseFeature(name="user_id", table="user"),
+            SparseFeature(name="age", table="age"),
+            SparseFeature(name="gender", table="gender"),
+            SparseFeature(name="occupation", table="occupation"),
+            SparseFeature(name="zip_code", table="zip_code"),
+            SparseFeature(name="item_id", table="item", side="item"),
+            SparseFeature(name="release_year", table="release_year", side="item"),
+            SparseFeature(name="genres", table="genre", kind="bag", max_length=8, side="item"),
+        ),
+        labels=(Label(name="label"),),
+        user="user_id",
+    )
+
+
+__all__ = ["DenseFeature", "criteo", "frappe", "globo", "movielens"]

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+"""Train a recipe: python -m trainer.train RECIPE --output DIR [--section.field value ...].
+
+Alone it is a run of one process; under torchrun or torchx it is one of many. It writes, in DIR,
+config.json, curves.jsonl, ranks.json, metrics.json and checkpoints/step-N/. A folder that holds an
+unfinished run of the same configuration is resumed from its newest complete checkpoint; any other
+folder that holds a run is refused.
+
+Exit codes: 0 done; 1 the run failed; 2 the configuration or the data is wrong (one message, no trace).
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.config import apply_overrides, load_recipe, recipes
+
+USAGE = """usage: python -m trainer.train RECIPE --output DIR [--data.path PATH] [--data.train-days A:B]
+                               [--data.test-days C:D] [--section.field value ...]
+
+  RECIPE      specformer.globo, or package.module:function (see --list)
+  --output    the run's folder
+  --list      recipes, one line each
+  --help      this text; after a RECIPE, every setting with the recipe's value"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if "--list" in arguments:
+            print(describe_recipes())
+            return 0
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print(USAGE)
+            return 0
+        recipe, output, overrides = parse(arguments)
+        config = apply_overrides(load_recipe(recipe), overrides)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    # Imported late: naming a wrong setting should not wait for torch.
+    from trainer.loop import run
+
+    return run(config, output)
+
+
+def parse(arguments: Sequence[str]) -> tuple[str, Path, list[str]]:
+    """Split a command line into recipe, output folder and overrides.
+
+    Raises:
+        ValueError: no recipe, or no --output.
+    """
+    recipe, rest = arguments[0], list(arguments[1:])
+    if recipe.startswith("-"):
+        raise ValueError(f"expected a recipe first, got {recipe!r}\n{USAGE}")
+    if "-h" in rest or "--help" in rest:
+        return recipe, Path(), rest
+    output = None
+    overrides: list[str] = []
+    remaining = iter(rest)
+    for argument in remaining:
+        if argument == "--output":
+            output = next(remaining, None)
+        elif argument.startswith("--output="):
+            output = argument.partition("=")[2]
+        else:
+            overrides.append(argument)
+    if not output:
+        raise ValueError("--output DIR is needed: the folder for config, metrics and checkpoints")
+    return recipe, Path(output), overrides
+
+
+def describe_recipes() -> str:
+    """Return one line a recipe: its name and the first line of its docstring."""
+    known = recipes()
+    width = max(len(name) for name in known)
+    lines = []
+    for name, function in known.items():
+        summary = (inspect.getdoc(function) or "").partition("\n")[0]
+        lines.append(f"{name:<{width}}  {summary}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
