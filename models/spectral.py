@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
+# pyright: reportIncompatibleMethodOverride=false
 """Spectra of token matrices: softening, position bias and their exact gradients.
 
 SpecFormer (equations 16-18 and 22-25) is written with one singular value decomposition an example,
 `H = U Σ Vᵀ`. No decomposition of H is needed: softening is a power of a Gram matrix,
-`H* = U Σ^τ Vᵀ = (H Hᵀ)^((τ-1)/2) H`, and one symmetric eigendecomposition of the smaller of `H Hᵀ` and
-`Hᵀ H` serves softening and position bias together. Its gradient is written down instead of left to
-autograd: differentiating eigenvectors divides by the gaps between eigenvalues and gives NaN for
+`H* = U Σ^τ Vᵀ = (H Hᵀ)^((τ-1)/2) H`, and one symmetric eigendecomposition of the smaller of `H Hᵀ`
+and `Hᵀ H` serves softening and position bias together. Its gradient is written down instead of left
+to autograd: differentiating eigenvectors divides by the gaps between eigenvalues and gives NaN for
 repeated ones, while the gradient of a matrix *function* needs only its divided differences
 (Daleckii-Krein), which are finite for repeated, nearly equal and zero singular values.
 
@@ -50,8 +51,8 @@ class Spectrum(NamedTuple):
 def decompose(tokens_BTD: Tensor) -> Spectrum:
     """Return the spectrum of every example's (T, D) matrix.
 
-    Examples with non-finite tokens (an overflow in half precision) do not stop the batch: their spectra
-    are finite and meaningless, and what is computed from their tokens stays non-finite.
+    Examples with non-finite tokens (an overflow in half precision) do not stop the batch: their
+    spectra are finite and meaningless, and what is computed from their tokens stays non-finite.
     """
     with torch.no_grad(), torch.autocast(tokens_BTD.device.type, enabled=False):
         transposed = tokens_BTD.shape[-2] > tokens_BTD.shape[-1]
@@ -69,8 +70,8 @@ def soften(
 
     tau: scalar exponent; 1 leaves the tokens alone, 0 gives the polar factor U Vᵀ.
     spectrum: `decompose(tokens_BTD)`.
-    Returns (B, T, D) softened tokens, float32 or the tokens' wider type, and (B, n) float64 singular
-    values, largest first. Both carry gradients to the tokens, the first also to tau.
+    Returns (B, T, D) softened tokens, float32 or the tokens' wider type, and (B, n) float64
+    singular values, largest first. Both carry gradients to the tokens, the first also to tau.
     """
     tau = torch.as_tensor(tau, dtype=torch.float64, device=tokens_BTD.device)
     rows = tokens_BTD.mT if spectrum.transposed else tokens_BTD
@@ -87,12 +88,13 @@ def position_vector(
 ) -> Tensor:
     """Return p (B, T) float64 with P_bias = p pᵀ: `p = σ1 U f(σ / σ1)` (equations 22-25).
 
-    sigma: (B, n) singular values from `soften`; beta: (3,) coefficients of f(x) = β0 + β1 x + β2 x².
-    A singular vector is defined up to its sign, and p is not invariant to it. The sign is chosen so that
-    the entries of each u sum to a positive number (or, where the sum vanishes, the largest entry is
-    positive): this depends neither on the solver nor on the order of the tokens.
+    sigma: (B, n) singular values from `soften`; beta: (3,) coefficients of f(x) = β0 + β1 x + β2
+    x². A singular vector is defined up to its sign, and p is not invariant to it. The sign is
+    chosen so that the entries of each u sum to a positive number (or, where the sum vanishes, the
+    largest entry is positive): this depends neither on the solver nor on the order of the tokens.
     through_vectors: also differentiate U. Off by default: that gradient grows as one over the gap
-    between eigenvalues, and p jumps where a sum crosses 0. (Repeated eigenvalues contribute nothing.)
+    between eigenvalues, and p jumps where a sum crosses 0. (Repeated eigenvalues contribute
+    nothing.)
     """
     with torch.autocast(tokens_BTD.device.type, enabled=False):
         vectors = spectrum.vectors
@@ -116,8 +118,8 @@ def position_bias(
 ) -> Tensor:
     """Return P_bias (B, T, T) float64.
 
-    `rank1`: p pᵀ as in the paper, U detached. `diagonal`: U diag(σ1² f²) Uᵀ, which needs no sign and is
-    smooth in the tokens. `identity`: U Uᵀ (the paper's ablation P = I). `none`: zeros.
+    `rank1`: p pᵀ as in the paper, U detached. `diagonal`: U diag(σ1² f²) Uᵀ, which needs no sign
+    and is smooth in the tokens. `identity`: U Uᵀ (the paper's ablation P = I). `none`: zeros.
     """
     if kind == "rank1":
         p = position_vector(tokens_BTD, sigma, spectrum, beta)
@@ -133,7 +135,8 @@ def position_bias(
         if kind == "identity":
             return identity
         sigma1 = sigma[..., :1, None]
-        # U diag(σ / σ1) Uᵀ, a matrix function of the Gram matrix: no sign, and no gap in its gradient.
+        # U diag(σ / σ1) Uᵀ, a matrix function of the Gram matrix: no sign, and no gap in its
+        # gradient.
         root = polar @ tokens.mT / sigma1.clamp_min(_SMALLEST)
         b0, b1, b2 = beta.double().unbind()
         mapped = b0 * identity + b1 * root + b2 * (root @ root)
@@ -164,9 +167,9 @@ def _floored(values: Tensor, floor: float, smallest: float) -> Tensor:
 def divided_differences(values: Tensor, power: Tensor, floor: float) -> Tensor:
     """Return K (B, n, n), the divided differences of x -> max(x, floor·x1)^power at `values`.
 
-    K_ij = (g_i - g_j) / (x_i - x_j) and K_ii = g'(x_i), without cancellation for equal or nearly equal
-    values: with r = ln(x_i / x_j), x_i^p - x_j^p = 2 (x_i x_j)^(p/2) sinh(p r / 2), and the same for
-    p = 1. Pairs of which both lie under the floor have slope 0.
+    K_ij = (g_i - g_j) / (x_i - x_j) and K_ii = g'(x_i), without cancellation for equal or nearly
+    equal values: with r = ln(x_i / x_j), x_i^p - x_j^p = 2 (x_i x_j)^(p/2) sinh(p r / 2), and the
+    same for p = 1. Pairs of which both lie under the floor have slope 0.
     """
     raised = _floored(values, floor, _SMALLEST)
     log = raised.log()
@@ -210,7 +213,8 @@ class _Soften(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_softened: Tensor, grad_sigma: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad_softened: Tensor, grad_sigma: Tensor) -> tuple[Tensor | None, ...]:
+
         rows, tau, values, vectors = ctx.saved_tensors
         power = (tau - 1.0) / 2.0
         with torch.autocast(rows.device.type, enabled=False):
@@ -235,8 +239,9 @@ class _Soften(torch.autograd.Function):
 class _Eigenvectors(torch.autograd.Function):
     """(gram (B, n, n), λ, Q) -> Q, differentiable in the Gram matrix.
 
-    dQ = Q (F ∘ (Qᵀ dA Q)) with F_ij = 1 / (λ_j - λ_i), broadened to gap / (gap² + δ²) with δ = 1e-9 λ1 so
-    that equal eigenvalues, whose vectors have no derivative, contribute 0 instead of infinity.
+    dQ = Q (F ∘ (Qᵀ dA Q)) with F_ij = 1 / (λ_j - λ_i), broadened to gap / (gap² + δ²) with δ = 1e-9
+    λ1 so that equal eigenvalues, whose vectors have no derivative, contribute 0 instead of
+    infinity.
     """
 
     @staticmethod
@@ -246,7 +251,7 @@ class _Eigenvectors(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         values, vectors = ctx.saved_tensors
         gap = values[..., None, :] - values[..., :, None]
         width = (1e-9 * values[..., :1, None]).clamp_min(_SMALLEST)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Spectral operator: equal to the decomposition it replaces, exact in its gradient, finite anywhere."""
+"""Spectral operator: equals the decomposition it replaces, with an exact and finite gradient."""
 
 from __future__ import annotations
 
