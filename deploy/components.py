@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: MIT
+"""Launch training on any scheduler torchx knows: `torchx run -s SCHEDULER deploy/components.py:train ...`.
+
+torchx executes this file by itself, off the import path and inside one of its own modules' namespace. So it imports
+nothing of the project, names the trainer as a string, and keeps every name of its own apart from torchx's.
+
+Each node runs `python -m torch.distributed.run -m trainer.train RECIPE --output DIR [--section.field value ...]`
+under a short bash line, because only the node knows the address of node 0 (torchx hands it over as a variable).
+"""
+
+import datetime
+import os
+import re
+import shlex
+import socket
+import sys
+
+from torchx import specs
+from torchx.specs.finder import ComponentValidationException
+
+TRAINER_MODULE = "trainer.train"
+
+
+# The parameters are the command's flags, hence their number and torchx's own spelling of memMB.
+def train(
+    *overrides: str,
+    recipe: str,
+    output: str = "",
+    j: str = "1x1",
+    image: str = "",
+    cpu: int = 0,
+    gpu: int = 0,
+    memMB: int = 8192,
+    max_retries: int = 0,
+    port: int = 0,
+) -> specs.AppDef:
+    """Train a recipe on N nodes x M processes.
+
+    Args:
+        overrides: settings of the recipe to change, after `--`: -- --data.path logs --epochs 2
+        recipe: a shipped recipe such as specformer.demo, or package.module:function from outside
+        output: run folder seen by every node; runs/RECIPE-TIMESTAMP when not given
+        j: NODESxPROCESSES, or MINIMUM:NODESxPROCESSES for an elastic job
+        image: container image for docker and kubernetes; fullrank:cpu, or fullrank:gpu with --gpu, when not given
+        cpu: processor cores per node; 0 divides this machine's cores among the nodes
+        gpu: GPUs per node
+        memMB: memory per node in MiB, for schedulers that enforce it
+        max_retries: restarts after a failure, by torchrun within the job and by schedulers that requeue jobs
+        port: rendezvous port on node 0; 0 picks one that is free on this machine
+    """
+    minimum, nodes, processes = parse_topology(j)
+    cores = cpu or max(1, (os.cpu_count() or 1) // nodes)
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe).strip("-.")
+    command = [
+        *("-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-id", specs.macros.app_id),
+        *("--nnodes", str(nodes) if minimum == nodes else f"{minimum}:{nodes}"),
+        *("--nproc-per-node", str(processes), "--max-restarts", str(max_retries)),
+        *("--tee", "3", "--role", ""),
+        *("-m", TRAINER_MODULE, recipe, "--output", output or f"runs/{slug}-{timestamp()}"),
+        *overrides,
+    ]
+    port = port or free_port()
+    role = specs.Role(
+        name="train",
+        image=image or ("fullrank:gpu" if gpu else "fullrank:cpu"),
+        entrypoint="bash",
+        args=["-c", node_script(command, nodes, port, threads=max(1, cores // processes))],
+        num_replicas=nodes,
+        min_replicas=minimum if minimum != nodes else None,
+        max_retries=max_retries,
+        resource=specs.Resource(cpu=cores, gpu=gpu, memMB=memMB),
+        port_map={"c10d": port},
+    )
+    return specs.AppDef(name=slug.replace(".", "-"), roles=[role])
+
+
+def parse_topology(j: str) -> tuple[int, int, int]:
+    """Return (least nodes, nodes, processes per node) of `2x1` or `1:4x8`.
+
+    Raises:
+        ComponentValidationException: anything else, zero nodes or processes, or a minimum above the nodes.
+    """
+    match = re.fullmatch(r"(?:(\d+):)?(\d+)x(\d+)", j)
+    if match:
+        nodes, processes = int(match[2]), int(match[3])
+        minimum = int(match[1] or nodes)
+        if 1 <= minimum <= nodes and processes >= 1:
+            return minimum, nodes, processes
+    raise ComponentValidationException(
+        f"-j: expected NODESxPROCESSES such as 2x1, or MINIMUM:NODESxPROCESSES such as 1:4x8, "
+        f"each at least 1 and the minimum not above the nodes; got {j!r}"
+    )
+
+
+def node_script(command: list[str], nodes: int, port: int, threads: int) -> str:
+    """Return the bash line of one node; `$$` is a dollar sign after torchx has filled in its macros."""
+    # The interpreter that submits is the right one wherever its path exists: on this machine and on a cluster
+    # with a shared file system. Inside an image it does not exist, and the image's own python is.
+    lines = [
+        f"python={shlex.quote(sys.executable)}",
+        '[ -x "$$python" ] || python=python',
+        # torchrun gives every process one thread when this is unset and all share the cores otherwise.
+        f"export OMP_NUM_THREADS=$${{OMP_NUM_THREADS:-{threads}}} LOGLEVEL=$${{LOGLEVEL:-WARNING}}",
+    ]
+    if nodes == 1:
+        rendezvous = "--rdzv-endpoint localhost:0"  # one agent: it binds a free port itself
+    else:
+        # The local scheduler names node 0 "localhost". Then every node must be reached over loopback too: a laptop's
+        # own host name often resolves to an address that does not answer.
+        lines.append(f"host=$${{{specs.macros.rank0_env}:-}}")
+        lines.append('[ "$$host" = localhost ] && address="--local-addr localhost" || address=')
+        rendezvous = f'$$address --rdzv-endpoint "$${{host:-localhost}}:{port}"'
+    module, *rest = (quote(word) for word in command[1:])
+    lines.append(f'exec "$$python" -m {module} {rendezvous} {" ".join(rest)}')
+    return "; ".join(lines)
+
+
+def quote(word: str) -> str:
+    """Quote a word for bash and, unless it is torchx's job id, for torchx's macros."""
+    return word if word == specs.macros.app_id else shlex.quote(word).replace("$", "$$")
+
+
+def free_port() -> int:
+    """Return a TCP port free on this machine, so that two jobs started side by side do not meet."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def timestamp() -> str:
+    """Return the UTC time to the millisecond, sortable and safe in a file name."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
