@@ -8,15 +8,14 @@ are ordered by length, so one long string costs its own length and nothing more.
 becomes a table row through the SplitMix64 finaliser, because the low bits of raw ids are seldom
 uniform and a remainder alone would fill a table unevenly.
 
-Source: the xxHash specification (XXH64); Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
-Generators", 2014 (SplitMix64). Shapes: N ids, E table rows.
+Source: the xxHash specification (XXH64); Steele, Lea and Flood, "Fast Splittable Pseudorandom
+Number Generators", 2014 (SplitMix64). Shapes: N ids, E table rows.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 _PRIME_1 = np.uint64(0x9E3779B185EBCA87)
 _PRIME_2 = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -25,6 +24,7 @@ _PRIME_4 = np.uint64(0x85EBCA77C2B2AE63)
 _PRIME_5 = np.uint64(0x27D4EB2F165667C5)
 _STRIPE_BYTES = 32
 _LANE_ROTATIONS = (1, 7, 12, 18)
+_BLOCK_ROWS = 8192
 
 
 def is_text(type_: pa.DataType) -> bool:
@@ -42,7 +42,7 @@ def is_text(type_: pa.DataType) -> bool:
 
 
 def hash_strings(array: pa.Array | pa.ChunkedArray) -> pa.Int64Array:
-    """Hash N strings (or byte strings) to N int64: XXH64, seed 0, of the UTF-8 bytes; null stays null.
+    """Hash N strings or byte strings to N int64 (XXH64, seed 0, of UTF-8 bytes); null stays null.
 
     Takes string, large_string, string_view, binary, large_binary, binary_view and dictionaries of
     them, sliced or chunked. A dictionary's values are hashed once each.
@@ -70,7 +70,7 @@ def hash_strings(array: pa.Array | pa.ChunkedArray) -> pa.Int64Array:
     data = np.frombuffer(data_buffer if data_buffer is not None else b"", np.uint8)
     lengths = np.diff(offsets)
     if array.null_count:  # a null may own bytes: they are not read
-        valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
+        valid = array.is_valid().to_numpy(zero_copy_only=False)
         hashes = _xxh64(data, offsets[:-1], np.where(valid, lengths, 0))
         return pa.array(hashes.view(np.int64), mask=~valid)
     return pa.array(_xxh64(data, offsets[:-1], lengths).view(np.int64))
@@ -93,11 +93,13 @@ def to_rows(ids: np.ndarray | pa.Array, num_embeddings: int) -> np.ndarray:
 
     Row = 1 + mix64(id) % (E - 1); a null of an Arrow array is row 0, the row of missing ids.
     """
-    if not isinstance(ids, pa.Array):
-        return (mix64(ids) % np.uint64(num_embeddings - 1)).astype(np.int64) + 1
+    if isinstance(ids, np.ndarray):
+        rows = mix64(ids) % np.uint64(num_embeddings - 1)
+        rows += np.uint64(1)
+        return rows.view(np.int64)
     rows = to_rows(ids.fill_null(0).to_numpy(), num_embeddings)
     if ids.null_count:
-        rows[pc.is_null(ids).to_numpy(zero_copy_only=False)] = 0
+        rows[ids.is_null().to_numpy(zero_copy_only=False)] = 0
     return rows
 
 
@@ -116,52 +118,65 @@ def permutation(num_items: int, *key: int) -> np.ndarray:
 
 def _xxh64(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Hash N byte ranges (`starts`, `lengths`, int64) of `data` (uint8) to N uint64."""
-    order = None
-    if len(lengths) and lengths.min() != lengths.max():
+    if len(lengths) > 1 and lengths.min() != lengths.max():
         order = np.argsort(-lengths, kind="stable")  # longest first: active rows are a prefix
-        starts, lengths = starts[order], lengths[order]
-    words = _unaligned(data, "<u8")
-    stripes = lengths // _STRIPE_BYTES
-    hashes = _hash_stripes(words, starts, stripes)
-    hashes += lengths.astype(np.uint64)
-    cursor = starts + stripes * _STRIPE_BYTES
-    rest = lengths % _STRIPE_BYTES
+        hashes = np.empty(len(lengths), np.uint64)
+        hashes[order] = _hash_ordered(data, starts[order], lengths[order])
+        return hashes
+    return _hash_ordered(data, starts, lengths)
+
+
+def _hash_ordered(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Hash byte ranges that come longest first, in blocks whose temporaries stay in the cache."""
+    words, halves = _unaligned(data, "<u8"), _unaligned(data, "<u4")
+    hashes = np.empty(len(starts), np.uint64)
+    for first in range(0, len(starts), _BLOCK_ROWS):
+        block = slice(first, first + _BLOCK_ROWS)
+        hashed = _hash_stripes(words, starts[block], lengths[block] >> 5)
+        hashed += lengths[block].view(np.uint64)
+        _hash_rest(hashed, (words, halves, data), starts[block], lengths[block])
+        hashed ^= hashed >> np.uint64(33)
+        hashed *= _PRIME_2
+        hashed ^= hashed >> np.uint64(29)
+        hashed *= _PRIME_3
+        hashed ^= hashed >> np.uint64(32)
+        hashes[block] = hashed
+    return hashes
+
+
+def _hash_rest(
+    hashes: np.ndarray,
+    views: tuple[np.ndarray, np.ndarray, np.ndarray],
+    starts: np.ndarray,
+    lengths: np.ndarray,
+) -> None:
+    """Fold each row's last 0 to 31 bytes into `hashes`: whole words, half a word, bytes."""
+    words, halves, data = views
+    cursor, rest = starts + (lengths & -_STRIPE_BYTES), lengths & (_STRIPE_BYTES - 1)
     for position in range(3):
-        rows = _rows(rest // 8 > position)
+        rows = _rows(rest >= 8 * (position + 1))
         if rows is None:
             break
         word = _round(np.uint64(0), words[cursor[rows] + 8 * position])
         hashes[rows] = _rotate(hashes[rows] ^ word, 27) * _PRIME_1 + _PRIME_4
-    cursor = cursor + rest // 8 * 8
-    rest = rest % 8
+    cursor, rest = cursor + (rest & 24), rest & 7
     rows = _rows(rest >= 4)
     if rows is not None:
-        half = _unaligned(data, "<u4")[cursor[rows]].astype(np.uint64)
+        half = halves[cursor[rows]].astype(np.uint64)
         hashes[rows] = _rotate(hashes[rows] ^ (half * _PRIME_1), 23) * _PRIME_2 + _PRIME_3
-    cursor = cursor + rest // 4 * 4
-    rest = rest % 4
+    cursor, rest = cursor + (rest & 4), rest & 3
     for position in range(3):
         rows = _rows(rest > position)
         if rows is None:
             break
         byte = data[cursor[rows] + position].astype(np.uint64)
         hashes[rows] = _rotate(hashes[rows] ^ (byte * _PRIME_5), 11) * _PRIME_1
-    hashes ^= hashes >> np.uint64(33)
-    hashes *= _PRIME_2
-    hashes ^= hashes >> np.uint64(29)
-    hashes *= _PRIME_3
-    hashes ^= hashes >> np.uint64(32)
-    if order is None:
-        return hashes
-    ordered = np.empty_like(hashes)
-    ordered[order] = hashes
-    return ordered
 
 
 def _hash_stripes(words: np.ndarray, starts: np.ndarray, stripes: np.ndarray) -> np.ndarray:
     """Return the accumulator of each row after its 32-byte stripes; rows come longest first."""
     hashes = np.full(len(starts), _PRIME_5, np.uint64)
-    num_long = int(np.count_nonzero(stripes))
+    num_long = int(np.count_nonzero(stripes > 0))
     if not num_long:
         return hashes
     with np.errstate(over="ignore"):

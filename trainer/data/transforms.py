@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: MIT
+"""The transforms of a schema: columns -> table rows, dense numbers, labels and weights.
+
+Row 0 is the row of missing ids; values occupy rows 1 to E - 1 (see `SparseFeature`). The
+logarithmic buckets are those that the FuxiCTR preprocessing gives Criteo's counts: floor(ln(x)^2).
+
+Shapes: N values, E table rows, B rows, C dense features, K labels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+
+from embeddings.schema import DenseFeature, Label, SparseFeature
+from trainer.data.columns import RowError, to_floats, to_integers
+from trainer.data.hashing import to_rows
+
+HOURS_OF = {"hour_of_day": 24, "hour_of_week": 168}
+_UNITS_PER_HOUR = {"s": 3_600, "ms": 3_600_000, "us": 3_600_000_000, "ns": 3_600_000_000_000}
+_DAYS_SINCE_MONDAY = 3  # 1970-01-01 was a Thursday
+
+
+def table_rows(
+    feature: SparseFeature, array: pa.Array, num_embeddings: int, counts: Counter[str] | None = None
+) -> np.ndarray:
+    """Map N values of a column to N int64 rows of a table of E = `num_embeddings` rows.
+
+    counts: if given, gains the number of values that policy `oov` sent to row 0.
+
+    Raises:
+        RowError: a value cannot be mapped; `row` is its position in `array`.
+    """
+    if feature.transform == "log_square":
+        return _log_square(to_floats(array), num_embeddings)
+    ids, missing = to_integers(array, f"sparse feature {feature.name!r}")
+    if feature.transform == "hash":
+        rows = to_rows(ids, num_embeddings)
+    elif feature.transform == "identity":
+        rows = _identity(feature, ids, missing, num_embeddings, counts)
+    else:
+        unit = array.type.unit if pa.types.is_timestamp(array.type) else "ms"
+        hours = ids // _UNITS_PER_HOUR[unit]
+        if feature.transform == "hour_of_week":
+            hours = hours + 24 * _DAYS_SINCE_MONDAY
+        rows = hours % HOURS_OF[feature.transform] + 1
+    if missing is not None:
+        rows[missing] = 0
+    return rows
+
+
+def dense_matrix(
+    features: tuple[DenseFeature, ...], columns: dict[str, pa.Array], num_rows: int
+) -> np.ndarray:
+    """Return the (B, C) float32 dense features; null is NaN.
+
+    Raises:
+        RowError: a number is infinite in float32.
+    """
+    dense = np.empty((num_rows, len(features)), np.float32)
+    for i, feature in enumerate(features):
+        values = to_floats(columns[feature.column])
+        if feature.transform == "log1p":
+            values = np.copysign(np.log1p(np.abs(values)), values)
+        with np.errstate(over="ignore"):
+            dense[:, i] = values
+    infinite = np.isinf(dense)
+    if infinite.any():
+        row, i = np.argwhere(infinite)[0]
+        name = features[i].column
+        got = columns[name][int(row)].as_py()
+        raise RowError(f"column {name!r}: expected a finite 32-bit number, got {got!r}", row)
+    return dense
+
+
+def label_matrices(
+    labels: tuple[Label, ...], columns: dict[str, pa.Array], num_rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (B, K) float32 labels in {0, 1} and their weights, 0 where a label is null.
+
+    Raises:
+        RowError: a label is not 0, 1 or null, or a weight is not a number >= 0.
+    """
+    targets = np.zeros((num_rows, len(labels)), np.float32)
+    weights = np.ones((num_rows, len(labels)), np.float32)
+    for i, label in enumerate(labels):
+        values = to_floats(columns[label.column])
+        present = ~np.isnan(values)
+        bad = present & (values != 0) & (values != 1)
+        if bad.any():
+            row = int(np.argmax(bad))
+            got = columns[label.column][row].as_py()
+            raise RowError(
+                f"column {label.column!r} (label): expected 0, 1 or null, got {got!r}", row
+            )
+        targets[:, i] = np.where(present, values, 0)
+        if label.weight:
+            factors = to_floats(columns[label.weight])
+            bad = ~((factors >= 0) & (factors <= np.finfo(np.float32).max))
+            if bad.any():
+                row = int(np.argmax(bad))
+                got = columns[label.weight][row].as_py()
+                raise RowError(
+                    f"column {label.weight!r} (weight): expected a number >= 0, got {got!r}", row
+                )
+            weights[:, i] = factors
+        weights[:, i] *= present
+    return targets, weights
+
+
+def _identity(
+    feature: SparseFeature,
+    ids: np.ndarray,
+    missing: np.ndarray | None,
+    num_embeddings: int,
+    counts: Counter[str] | None,
+) -> np.ndarray:
+    """Map v to row v + 1 and a value outside [0, E - 2] to row 0 or an error."""
+    outside = (ids < 0) | (ids > num_embeddings - 2)
+    if missing is not None:
+        outside &= ~missing
+    if outside.any():
+        if feature.out_of_range == "error":
+            position = int(np.argmax(outside))
+            raise RowError(
+                f"sparse feature {feature.name!r}, column {feature.column!r}, table "
+                f"{feature.table!r} of {num_embeddings} rows: expected an integer in "
+                f"[0, {num_embeddings - 2}], got {ids[position]} (raise num_embeddings, or set "
+                "out_of_range to 'oov')",
+                position,
+            )
+        if counts is not None:
+            counts[feature.name] += int(np.count_nonzero(outside))
+    return np.where(outside, 0, ids + 1)
+
+
+def _log_square(values: np.ndarray, num_embeddings: int) -> np.ndarray:
+    """Map x > 2 to row 1 + floor(ln(x)^2), x <= 2 to 1 + int(max(x, 0)), at most E - 1."""
+    missing = np.isnan(values)
+    values = np.where(missing, 0.0, np.maximum(values, 0.0))
+    buckets = np.where(values > 2, np.square(np.log(np.maximum(values, 1.0))), values)
+    rows = np.minimum(buckets, num_embeddings - 2).astype(np.int64) + 1
+    rows[missing] = 0
+    return rows
