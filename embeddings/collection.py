@@ -114,9 +114,7 @@ class Assemble(nn.Module):
         self._from_rows = [f for f in self._pooled if f.table in in_collections]
         self._names = [f.name for f in self._pooled]
 
-    def forward(
-        self, bags: KeyedTensor | None, rows: list[dict[str, JaggedTensor]]
-    ) -> Embeddings:
+    def forward(self, bags: KeyedTensor | None, rows: list[dict[str, JaggedTensor]]) -> Embeddings:
         """Return `Embeddings` of pooled `bags` and of the jagged `rows` of each collection."""
         jagged: dict[str, JaggedTensor] = {}
         for collection in rows:

@@ -47,7 +47,9 @@ class Runtime:
         """The process group of all ranks."""
         group = dist.group.WORLD
         if group is None:
-            raise RuntimeError("no process group: expected trainer.runtime.start() to have been called")
+            raise RuntimeError(
+                "no process group: expected trainer.runtime.start() to have been called"
+            )
         return group
 
     def seed_rank(self) -> None:
