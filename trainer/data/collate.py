@@ -147,7 +147,9 @@ class Collator:
     def __init__(self, schema: Schema):
         self.schema = schema
         self._rows = {table.name: table.num_embeddings for table in schema.tables}
-        hashed = [f for f in schema.sparse if f.kind == "id" and f.transform == "hash"]
+        hashed = [
+            f for f in schema.sparse if f.kind == "id" and f.transform == "hash" and not f.position
+        ]
         self._hashed = {feature.name: i for i, feature in enumerate(hashed)}
         divisors = [self._rows[feature.table] - 1 for feature in hashed]
         self._divisors = np.array(divisors, np.uint64).reshape(-1, 1)
@@ -197,8 +199,13 @@ class Collator:
                 values.append(hashed[self._hashed[feature.name]])
                 continue
             if feature.kind == "id":
-                size = self._rows[feature.table]
-                values.append(table_rows(feature, columns[feature.column], size, counts))
+                size, column = self._rows[feature.table], columns[feature.column]
+                if feature.transform == "length":
+                    values.append(np.minimum(read_lists(column).lengths, size - 2) + 1)
+                    continue
+                if feature.position:
+                    column = read_lists(column).at(feature.position)
+                values.append(table_rows(feature, column, size, counts))
                 continue
             full = read_lists(columns[feature.column])
             self._check_history(feature.history, feature.column, full, lists)

@@ -23,6 +23,7 @@ _TRANSFORM_KINDS = {
     "log_square": ("integer", "float", "decimal"),
     "hour_of_day": ("integer", "timestamp"),
     "hour_of_week": ("integer", "timestamp"),
+    "length": ("integer", "float", "decimal", "text", "date", "timestamp"),
 }
 _NUMBER_KINDS = ("integer", "float", "decimal")
 
@@ -100,7 +101,7 @@ def uses(schema: Schema) -> list[Use]:
             column=feature.column,
             owner=f"sparse feature {feature.name!r}",
             kinds=_TRANSFORM_KINDS[feature.transform],
-            is_list=feature.kind != "id",
+            is_list=feature.kind != "id" or bool(feature.position) or feature.transform == "length",
         )
         for feature in schema.sparse
     ]
@@ -215,6 +216,11 @@ class Lists:
         lengths = np.minimum(self.lengths, max_length)
         starts = self.starts + (self.lengths - lengths)
         return Lists(child=self.child, starts=starts, lengths=lengths)
+
+    def at(self, position: int) -> pa.Array:
+        """Return the (B,) entries at `position` (-1 the newest), null where a list is shorter."""
+        present = self.lengths >= -position
+        return self.child.take(pa.array(self.starts + self.lengths + position, mask=~present))
 
     def values(self) -> pa.Array:
         """Return the (N,) values of all lists, row by row; no copy if they lie so already."""
