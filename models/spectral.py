@@ -10,9 +10,10 @@ to autograd: differentiating eigenvectors divides by the gaps between eigenvalue
 repeated ones, while the gradient of a matrix *function* needs only its divided differences
 (Daleckii-Krein), which are finite for repeated, nearly equal and zero singular values.
 
-A Gram matrix squares the condition number, so all of it runs in float64, whatever the tokens' dtype
-and whether or not autocast is on. Eigenvalues are floored at `floor * λ1`, because σ^τ has infinite
-slope at 0; the gradient is that of the floored function.
+A Gram matrix squares the condition number, so it and everything of its size run in float64,
+whatever the tokens' dtype and whether or not autocast is on; the products of the result with the
+tokens run in the tokens' own dtype, at least float32. Eigenvalues are floored at `floor * λ1`,
+because σ^τ has infinite slope at 0; the gradient is that of the floored function.
 
 Shapes: B examples, T tokens, D token width, n = min(T, D).
 """
@@ -167,35 +168,35 @@ def _floored(values: Tensor, floor: float, smallest: float) -> Tensor:
 def divided_differences(values: Tensor, power: Tensor, floor: float) -> Tensor:
     """Return K (B, n, n), the divided differences of x -> max(x, floor·x1)^power at `values`.
 
-    K_ij = (g_i - g_j) / (x_i - x_j) and K_ii = g'(x_i), without cancellation for equal or nearly
-    equal values: with r = ln(x_i / x_j), x_i^p - x_j^p = 2 (x_i x_j)^(p/2) sinh(p r / 2), and the
-    same for p = 1. Pairs of which both lie under the floor have slope 0.
+    K_ij = (g_i - g_j) / (x_i - x_j) and K_ii = g'(x_i). Equal and nearly equal values use the
+    series of sinh(p r) / sinh(r) in r = ½ ln(x_i / x_j), times (x_i x_j)^((p-1)/2), instead of a
+    difference that cancels. Where one of a pair lies under the floor only a part of the distance
+    counts; where both do, the slope is 0.
     """
     raised = _floored(values, floor, _SMALLEST)
-    log = raised.log()
-    half_gap = 0.5 * (log[..., :, None] - log[..., None, :])
-    mean = 0.5 * (log[..., :, None] + log[..., None, :])
-    close = half_gap.abs() < 1e-4
-    safe = torch.where(close, torch.ones_like(half_gap), half_gap)
-    ratio = torch.sinh(power * safe) / torch.sinh(safe)
-    # Taylor series of sinh(p x) / sinh(x); the next term is below 1e-17 here.
-    near = power * (1.0 + (power.square() - 1.0) * half_gap.square() / 6.0)
-    slopes = torch.exp((power - 1.0) * mean) * torch.where(close, near, ratio)
-    under = values < raised
-    # Where one of the two is under the floor, only a part of the distance changes the function.
+    half_log = 0.5 * raised.log()
+    powered = raised**power
+    root = raised ** ((power - 1.0) / 2.0)
+    squared = (half_log[..., :, None] - half_log[..., None, :]).square()
     distance = values[..., :, None] - values[..., None, :]
-    moved = raised[..., :, None] - raised[..., None, :]
-    one_under = under[..., :, None] ^ under[..., None, :]
-    part = moved / torch.where(one_under, distance, torch.ones_like(distance))
-    both = under[..., :, None] & under[..., None, :]
-    return slopes * torch.where(one_under, part, (~both).to(slopes.dtype))
+    equal = distance == 0
+    distance = distance.masked_fill(equal, 1.0)
+    # The next term of the series is below 1e-14 for |r| < 0.01.
+    p2 = power.square()
+    series = 1.0 + squared * ((p2 - 1.0) / 6.0) * (1.0 + squared * ((3.0 * p2 - 7.0) / 60.0))
+    series = series * (power * root)[..., :, None] * root[..., None, :]
+    part = (raised[..., :, None] - raised[..., None, :]) / distance
+    above = (values >= raised)[..., :, None].to(part.dtype)
+    near = series * torch.where(equal, above, part)
+    far = (powered[..., :, None] - powered[..., None, :]) / distance
+    return torch.where(squared < 1e-4, near, far)
 
 
 class _Soften(torch.autograd.Function):
-    """(rows (B, n, m), τ, λ, Q, floor) -> (Q diag(λ^((τ-1)/2)) Qᵀ rows, sqrt(λ)).
+    """(rows X (B, n, m), τ, λ, Q, floor) -> (Q diag(λ^((τ-1)/2)) Qᵀ X, sqrt(λ)).
 
-    Backward, with g = λ^p, p = (τ-1)/2, R = Qᵀ rows and W = Qᵀ grad:
-    grad_rows = Q (g ∘ W + 2 (K ∘ sym(W Rᵀ)) R), and grad_τ = ½ Σ_i (W Rᵀ)_ii g_i ln λ_i.
+    Backward, with p = (τ-1)/2, g = λ^p, Y the gradient of the result and M = Qᵀ Y Xᵀ Q:
+    grad_X = Q diag(g) Qᵀ Y + 2 Q (K ∘ sym(M)) Qᵀ X, and grad_τ = ½ Σ_i M_ii g_i ln λ_i.
     """
 
     @staticmethod
@@ -203,35 +204,35 @@ class _Soften(torch.autograd.Function):
         ctx: Any, rows: Tensor, tau: Tensor, values: Tensor, vectors: Tensor, floor: float
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(rows.device.type, enabled=False):
+            wide = torch.promote_types(rows.dtype, torch.float32)
             scale = _floored(values, floor, _SMALLEST) ** ((tau - 1.0) / 2.0)
-            rotated = vectors.mT @ rows.double()
-            softened = vectors @ (scale[..., None] * rotated)
+            power = vectors * scale[..., None, :] @ vectors.mT
+            softened = power.to(wide) @ rows.to(wide)
         ctx.save_for_backward(rows, tau, values, vectors)
         ctx.floor = floor
-        wide = torch.promote_types(rows.dtype, torch.float32)
-        return softened.to(wide), values.sqrt()
+        return softened, values.sqrt()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_softened: Tensor, grad_sigma: Tensor) -> tuple[Tensor | None, ...]:
-
+    def backward(ctx: Any, grad: Tensor, grad_sigma: Tensor) -> tuple[Tensor | None, ...]:
         rows, tau, values, vectors = ctx.saved_tensors
         power = (tau - 1.0) / 2.0
         with torch.autocast(rows.device.type, enabled=False):
+            wide_rows = rows.to(grad.dtype)
             raised = _floored(values, ctx.floor, _SMALLEST)
             scale = raised**power
-            rotated = vectors.mT @ rows.double()
-            grad = vectors.mT @ grad_softened.double()
-            inner = grad @ rotated.mT
+            inner = vectors.mT @ (grad @ wide_rows.mT).double() @ vectors
             along = inner.diagonal(dim1=-2, dim2=-1) * scale
             mixed = (inner + inner.mT) * divided_differences(values, power, ctx.floor)
             # The floor itself moves with λ1: d(floor·λ1)^p / dλ1 = p (floor·λ1)^p / λ1.
             rises = (values < raised) & (ctx.floor * values[..., :1] > _SMALLEST)
             moved = 2.0 * power * torch.where(rises, along, 0.0).sum(-1)
             mixed[..., 0, 0] += moved / values[..., 0].clamp_min(_SMALLEST)
-            # dσ_i = u_iᵀ dH v_i and v_i = rotated_i / σ_i.
+            # dσ_i = u_iᵀ dH v_i and v_i = Hᵀ u_i / σ_i.
             mixed.diagonal(dim1=-2, dim2=-1).add_(grad_sigma / raised.sqrt())
-            grad_rows = vectors @ (scale[..., None] * grad + mixed @ rotated)
+            outer = vectors * scale[..., None, :] @ vectors.mT
+            mixed = vectors @ mixed @ vectors.mT
+            grad_rows = torch.baddbmm(outer.to(grad.dtype) @ grad, mixed.to(grad.dtype), wide_rows)
             grad_tau = 0.5 * (along * raised.log()).sum()
         return grad_rows.to(rows.dtype), grad_tau, None, None, None
 
