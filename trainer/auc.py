@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: MIT
 """The area under the ROC curve of a stream of scores, in bounded memory, mergeable over ranks.
 
-AUC = P(score of a positive > score of a negative) + P(equal) / 2. A histogram with bins fixed beforehand
-fails where click logs live: at 0.1 % CTR, or with all scores within 1e-4, most of the mass falls into a
-few bins. Averaging the AUC of ranks or batches is not AUC at all.
+AUC = P(score of a positive > score of a negative) + P(equal) / 2. A histogram with bins fixed
+beforehand fails where click logs live: at 0.1 % CTR, or with all scores within 1e-4, most of the
+mass falls into a few bins. Averaging the AUC of ranks or batches is not AUC at all.
 
-So the bins follow the data. A bin is a half-open interval of the score's rank-preserving float32 bits,
-with its weight of positives and negatives. Every distinct score is a bin of its own, and the result is
-exact, until `max_bins` is passed; then neighbours are joined so that no joined bin holds more than
-1.5 t of the mass m = (share of positives + share of negatives) / 2, with t = 8 / max_bins. A single score
-that is heavier stays alone. Within a bin the order is unknown and counts 1/2, hence
+So the bins follow the data. A bin is a half-open interval of the score's rank-preserving float32
+bits, with its weight of positives and negatives. Every distinct score is a bin of its own, and the
+result is exact, until `max_bins` is passed; then neighbours are joined so that no joined bin holds
+more than 1.5 t of the mass m = (share of positives + share of negatives) / 2, with t = 8 /
+max_bins. A single score that is heavier stays alone. Within a bin the order is unknown and counts
+1/2, hence
 
     error <= 1/2 sum_b p_b n_b <= 1/2 sum_b m_b^2 <= 0.75 t,    2.9e-6 at the default 2^21 bins
 
-whatever the distribution. Later scores join the bin they fall into; a bin that grows past 2 t is cut,
-its mass spread evenly over the pieces (also done where the bins of two ranks overlap).
+whatever the distribution. Later scores join the bin they fall into; a bin that grows past 2 t is
+cut, its mass spread evenly over the pieces (also done where the bins of two ranks overlap).
 
 Shapes: N scores, M bins.
 """
@@ -35,13 +36,13 @@ _PIECES = 16
 
 
 def rank_keys(scores: NDArray[np.float32]) -> Ints:
-    """Return int64 keys (N,) that order as `scores` (N,) float32 do; equal scores, also ±0, have equal keys."""
+    """Return int64 keys (N,) that order as `scores` (N,) float32 do, ±0 being equal."""
     bits = (scores + np.float32(0)).view(np.int32).astype(np.int64)
     return np.where(bits < 0, -(2**31) - bits, bits)
 
 
 def sorted_runs(keys: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return `keys` (N,) sorted, the order that sorts them, and where each run of equal keys starts."""
+    """Return `keys` (N,) sorted, the order that does it, and where each run of equals starts."""
     # torch sorts with an index twice as fast as NumPy does.
     values, order = (part.numpy() for part in torch.sort(torch.from_numpy(keys)))
     changes = np.ones(len(values), bool)
@@ -52,7 +53,8 @@ def sorted_runs(keys: Ints) -> tuple[Ints, Ints, Ints]:
 class ScoreDistribution:
     """Weights of positives and negatives over ordered scores.
 
-    max_bins: bins kept between additions; 32 bytes each. buffer_rows: rows collected before they are sorted.
+    max_bins: bins kept between additions; 32 bytes each. buffer_rows: rows collected before they
+    are sorted.
 
     Raises:
         ValueError: fewer than 64 bins.
@@ -72,7 +74,7 @@ class ScoreDistribution:
         self._num_pending = 0
 
     def add(self, scores: NDArray[np.float32], positive: NDArray, negative: NDArray) -> None:
-        """Add scores (N,) float32, each with its weight as a positive and as a negative (N,)."""
+        """Add scores (N,) float32, with their weights as a positive and as a negative (N,)."""
         self._pending.append((scores, positive, negative))
         self._num_pending += len(scores)
         if self._num_pending >= self.buffer_rows:
@@ -84,10 +86,11 @@ class ScoreDistribution:
         return binary_auc(self._positive, self._negative)
 
     def standard_error(self, positive_rows: float, negative_rows: float) -> float:
-        """Return the AUC's standard error for so many independent rows of each class; NaN if undefined.
+        """Return the AUC's standard error for so many independent rows of each class, or NaN.
 
-        DeLong's estimate: the variance, over the positives, of the share of negatives below each, and
-        the mirror image. With weights, the number of rows is the effective one, (sum w)^2 / sum w^2.
+        DeLong's estimate: the variance, over the positives, of the share of negatives below each,
+        and the mirror image. With weights, the number of rows is the effective one, (sum w)^2 / sum
+        w^2.
         """
         self._fold()
         below_P, above_N = _placements(self._positive, self._negative)
@@ -109,9 +112,10 @@ class ScoreDistribution:
         self._merge(other._low, other._high, other._positive, other._negative)
 
     def reduce_to_first(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
-        """Merge all ranks' distributions into group rank 0's, pairwise, so that no rank holds more than two.
+        """Merge all ranks' distributions into group rank 0's.
 
-        Collective: every rank of `group` calls it. device: where the backend can send from.
+        Pairwise, so that no rank holds more than two. Collective: every rank of `group` calls it.
+        device: where the backend can send from.
         """
         self._fold()
         rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -122,13 +126,17 @@ class ScoreDistribution:
                 length = torch.tensor([state.shape[1]], device=device)
                 dist.send(length, group=group, group_dst=rank - step)
                 if state.size:
-                    dist.send(torch.from_numpy(state).to(device), group=group, group_dst=rank - step)
+                    dist.send(
+                        torch.from_numpy(state).to(device), group=group, group_dst=rank - step
+                    )
                 return
             if rank + step < size:
                 length = torch.zeros(1, dtype=torch.int64, device=device)
                 dist.recv(length, group=group, group_src=rank + step)
                 if length.item():
-                    received = torch.empty(4, int(length.item()), dtype=torch.float64, device=device)
+                    received = torch.empty(
+                        4, int(length.item()), dtype=torch.float64, device=device
+                    )
                     dist.recv(received, group=group, group_src=rank + step)
                     low, high, positive, negative = received.cpu().numpy()
                     self._merge(low.astype(np.int64), high.astype(np.int64), positive, negative)
@@ -138,7 +146,9 @@ class ScoreDistribution:
         """Move pending rows into bins."""
         if not self._num_pending:
             return
-        scores, positive, negative = (np.concatenate(part) for part in zip(*self._pending, strict=True))
+        scores, positive, negative = (
+            np.concatenate(part) for part in zip(*self._pending, strict=True)
+        )
         self._pending, self._num_pending = [], 0
         keys, order, starts = sorted_runs(rank_keys(scores))
         keys = keys[starts]
@@ -161,8 +171,11 @@ class ScoreDistribution:
         self._bound()
 
     def _merge(self, low: Ints, high: Ints, positive: Floats, negative: Floats) -> None:
-        """Add sorted bins; where two bins overlap both are cut at each other's edges, mass spread evenly."""
-        parts = [(self._low, self._high, self._positive, self._negative), (low, high, positive, negative)]
+        """Add sorted bins; overlapping bins are cut at each other's edges, mass spread evenly."""
+        parts = [
+            (self._low, self._high, self._positive, self._negative),
+            (low, high, positive, negative),
+        ]
         edges = np.unique(np.concatenate([self._low, self._high, low, high]))
         totals = np.zeros((3, len(edges)))
         for low, high, positive, negative in parts:
@@ -179,12 +192,12 @@ class ScoreDistribution:
         self._bound()
 
     def _mass(self) -> Floats:
-        """Return every bin's mean share of positives and negatives (M,), summing to 1 (1/2 for one class)."""
+        """Return every bin's mean share of positives and negatives (M,)."""
         positive, negative = self._positive.sum(), self._negative.sum()
         return (self._positive / (positive or 1.0) + self._negative / (negative or 1.0)) / 2
 
     def _bound(self) -> None:
-        """Cut joined bins that have become too heavy, then join light neighbours if there are too many bins."""
+        """Cut joined bins that are too heavy, then join light ones if there are too many."""
         width = self._high - self._low
         if (width > 1).any():
             heavy = (width > 1) & (self._mass() > 2 * self.tolerance)
@@ -211,7 +224,7 @@ class ScoreDistribution:
 
 
 def binary_auc(positive: Floats, negative: Floats) -> float:
-    """Return the AUC of weights per distinct score, ascending (M,); NaN if a class has no weight."""
+    """Return the AUC of weights (M,) per distinct score, ascending; NaN if a class is absent."""
     total = positive.sum() * negative.sum()
     if not total:
         return math.nan
@@ -220,14 +233,14 @@ def binary_auc(positive: Floats, negative: Floats) -> float:
 
 
 def _placements(positive: Floats, negative: Floats) -> tuple[Floats, Floats]:
-    """Return, per bin, the share of negatives below it and the share of positives above it (ties half)."""
+    """Return, per bin, the share of negatives below and of positives above it (ties half)."""
     below = (np.cumsum(negative) - negative / 2) / (negative.sum() or 1.0)
     above = 1 - (np.cumsum(positive) - positive / 2) / (positive.sum() or 1.0)
     return below, above
 
 
 def _repeat(counts: Ints) -> tuple[Ints, Ints]:
-    """Return, for counts (M,), each copy's owner and its place among the owner's copies (sum of counts,)."""
+    """Return, for counts (M,), every copy's owner and its place among the owner's copies."""
     owner = np.repeat(np.arange(len(counts)), counts)
     place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
     return owner, place

@@ -3,11 +3,11 @@
 
 GAUC = sum_u w_u AUC_u / sum_u w_u over the users that have both classes, w_u the user's weight of
 impressions (Zhu et al., "Optimized Cost per Click in Taobao Display Advertising"); the
-unweighted form is the plain mean over the same users. A user's rows may lie on any rank, so rows are sent to
-the rank that owns the user's hash, and only four sums per label travel after that.
+unweighted form is the plain mean over the same users. A user's rows may lie on any rank, so rows
+are sent to the rank that owns the user's hash, and only four sums per label travel after that.
 
-Memory is bounded by `max_rows`: when a rank holds more, half of the users are dropped, chosen by hash, so
-the same users on every rank and in every run; the share that remains is reported.
+Memory is bounded by `max_rows`: when a rank holds more, half of the users are dropped, chosen by
+hash, so the same users on every rank and in every run; the share that remains is reported.
 
 Shapes: N rows, K labels.
 """
@@ -55,9 +55,10 @@ class GroupedRows:
             self._halve(self.halvings + 1)
 
     def sums(self, group: dist.ProcessGroup | None, device: torch.device | None) -> torch.Tensor:
-        """Return (K, 4) float64 over all ranks: sum w AUC, sum w, sum AUC, number of users with both classes.
+        """Return (K, 4) float64: sum w AUC, sum w, sum AUC, count, over users with both classes.
 
-        device: where the backend can communicate from, or None for one process. Collective if not None.
+        device: where the backend can communicate from, or None for one process. Collective if not
+        None.
         """
         if device is not None:
             level = torch.tensor(self.halvings, device=device)
@@ -70,7 +71,9 @@ class GroupedRows:
         codes = np.empty_like(groups)
         _, order, starts = sorted_runs(groups)
         codes[order] = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(groups))))
-        sums = torch.from_numpy(np.stack([_label_sums(codes, rows[:, :, k]) for k in range(self.num_labels)]))
+        sums = torch.from_numpy(
+            np.stack([_label_sums(codes, rows[:, :, k]) for k in range(self.num_labels)])
+        )
         if device is not None:
             sums = sums.to(device)
             dist.all_reduce(sums, group=group)
@@ -97,7 +100,7 @@ class GroupedRows:
 
 
 def _hash(groups: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return well-mixed 64 bits per group (the finaliser of splitmix64, offset so that 0 is not fixed)."""
+    """Return well-mixed 64 bits per group: splitmix64, whose offset makes 0 an ordinary value."""
     mixed = groups.view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -150,9 +153,13 @@ def _label_sums(codes: NDArray[np.int64], rows: NDArray[np.float32]) -> NDArray[
     codes = keys[starts] >> 32
     group_starts = np.flatnonzero(np.append(True, codes[1:] != codes[:-1]))
     below = np.cumsum(negative)
-    before = np.repeat((below - negative)[group_starts], np.diff(np.append(group_starts, len(codes))))
+    before = np.repeat(
+        (below - negative)[group_starts], np.diff(np.append(group_starts, len(codes)))
+    )
     wins = positive * (below - negative / 2 - before)
-    wins, positive, negative = (np.add.reduceat(part, group_starts) for part in (wins, positive, negative))
+    wins, positive, negative = (
+        np.add.reduceat(part, group_starts) for part in (wins, positive, negative)
+    )
     both = (positive > 0) & (negative > 0)
     auc = wins[both] / (positive[both] * negative[both])
     weight = positive[both] + negative[both]

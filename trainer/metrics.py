@@ -1,24 +1,22 @@
 # SPDX-License-Identifier: MIT
 """Evaluation metrics of a ranking model: streaming, over all ranks, in bounded memory.
 
-What is merged over ranks is state (sums, bins, users' rows), never a metric. An undefined value is NaN,
-and null where it is written as JSON: AUC, GAUC, NE and calibration when a class is absent, everything when
-there are no rows.
+What is merged over ranks is state (sums, bins, users' rows), never a metric. An undefined value is
+NaN, and null where it is written as JSON: AUC, GAUC, NE and calibration when a class is absent,
+everything when there are no rows.
 
-  auc, auc_standard_error    area under the ROC curve, weighted by example; `auc.py` has the error bound
-  gauc, gauc_unweighted      mean AUC over users, by the user's weight or plain; `gauc.py`
-  gauc_users                 users with both classes, over which that mean is taken
-  logloss                    mean -y ln p - (1 - y) ln(1 - p), p clipped to [e, 1 - e], e = 2^-23
-  ne                         normalised entropy: logloss / entropy of the label mean (He et al., 2014)
-  calibration                sum w p / sum w y: above 1 predicts too much
-  prediction_mean, label_mean, rows, weight
+  auc, auc_standard_error    area under the ROC curve, weighted by example; `auc.py` has the error
+  bound gauc, gauc_unweighted      mean AUC over users, by the user's weight or plain; `gauc.py`
+  gauc_users                 users with both classes, over which that mean is taken logloss
+  mean -y ln p - (1 - y) ln(1 - p), p clipped to [e, 1 - e], e = 2^-23 ne
+  normalised entropy: logloss / entropy of the label mean (He et al., 2014) calibration
+  sum w p / sum w y: above 1 predicts too much prediction_mean, label_mean, rows, weight
 
 Shapes: B examples per rank, K labels.
 """
 
 from __future__ import annotations
 
-import collections
 import math
 from collections.abc import Sequence
 
@@ -28,21 +26,30 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.auc import MAX_BINS, ScoreDistribution, binary_auc
+from trainer.auc import MAX_BINS, ScoreDistribution
 from trainer.gauc import MAX_ROWS, GroupedRows
 
 EPSILON = float(np.finfo(np.float32).eps)
 # Sums kept per label, in this order.
-_SUMS = ("rows", "nonfinite", "weight", "positive", "prediction", "loss", "squared_positive", "squared_negative")
+_SUMS = (
+    "rows",
+    "nonfinite",
+    "weight",
+    "positive",
+    "prediction",
+    "loss",
+    "squared_positive",
+    "squared_negative",
+)
 
 
 class Metrics:
     """Metrics of one evaluation: `update` with every batch, `compute` once, on every rank.
 
-    label_names: K names. The plain keys of the result are the first label's; with K > 1 every label has
-    its own as well (`<label>_auc`), and `macro_auc` is the mean over the labels for which it is defined.
-    process_group: None is the default group if torch.distributed is initialised, else one process.
-    max_user_rows: rows that a rank keeps for GAUC; above, users are sampled by hash and
+    label_names: K names. The plain keys of the result are the first label's; with K > 1 every label
+    has its own as well (`<label>_auc`), and `macro_auc` is the mean over the labels for which it is
+    defined. process_group: None is the default group if torch.distributed is initialised, else one
+    process. max_user_rows: rows that a rank keeps for GAUC; above, users are sampled by hash and
     `gauc_users_sampled` (1.0: all) says which share was kept. max_bins: see `auc.py`.
 
     Raises:
@@ -57,7 +64,9 @@ class Metrics:
         max_bins: int = MAX_BINS,
     ) -> None:
         if not label_names or len(set(label_names)) != len(label_names):
-            raise ValueError(f"label_names must be unique and at least one, got {list(label_names)}")
+            raise ValueError(
+                f"label_names must be unique and at least one, got {list(label_names)}"
+            )
         self.label_names = tuple(label_names)
         self.process_group = process_group
         self.max_user_rows = max_user_rows
@@ -78,7 +87,8 @@ class Metrics:
 
         predictions: (B, K) probabilities. labels: (B, K) in [0, 1]. weights: (B, K) >= 0; a row of
         weight 0 does not count. groups: (B,) int64, the user; if all are 0 there is no GAUC.
-        A prediction that is not finite is counted in `nonfinite_predictions` and kept out of the sums.
+        A prediction that is not finite is counted in `nonfinite_predictions` and kept out of the
+        sums.
 
         Raises:
             ValueError: shapes differ from the above, or a value lies outside its range.
@@ -92,7 +102,8 @@ class Metrics:
         ):
             if tuple(tensor.shape) != expected:
                 raise ValueError(
-                    f"metrics: {name} must have shape {expected} (examples, labels), got {tuple(tensor.shape)}"
+                    f"metrics: {name} must have shape {expected} (examples, labels), "
+                    f"got {tuple(tensor.shape)}"
                 )
         scores, targets, weight = (_array(tensor) for tensor in (predictions, labels, weights))
         self._check("weights", weight, np.isfinite(weight) & (weight >= 0), ">= 0 and finite")
@@ -133,7 +144,11 @@ class Metrics:
         sums = totals[:-2].view(len(self.label_names), -1).numpy()
         areas = self._areas(sums, device)
         per_label = [
-            _label_metrics(dict(zip(_SUMS, sums[k].tolist(), strict=True)), areas[k].tolist(), users[k].tolist())
+            _label_metrics(
+                dict(zip(_SUMS, sums[k].tolist(), strict=True)),
+                areas[k].tolist(),
+                users[k].tolist(),
+            )
             for k in range(len(self.label_names))
         ]
         result = {**per_label[0], "rows": rows, "gauc_users_sampled": self._users.share}
@@ -178,46 +193,8 @@ class Metrics:
             )
 
 
-class Window:
-    """Statistics of the last `num_examples` examples of the first label on this rank, for progress.
-
-    Adding costs no synchronisation: tensors stay on their device until `summary` is called.
-    """
-
-    def __init__(self, num_examples: int = 65536) -> None:
-        self.num_examples = num_examples
-        self._batches: collections.deque[tuple[Tensor, Tensor, Tensor]] = collections.deque()
-        self._held = 0
-
-    def add(self, predictions: Tensor, labels: Tensor, weights: Tensor) -> None:
-        """Add a batch of probabilities, labels and weights, each (B, K)."""
-        self._batches.append((predictions.detach()[:, 0], labels.detach()[:, 0], weights.detach()[:, 0]))
-        self._held += len(predictions)
-        while self._held - len(self._batches[0][0]) >= self.num_examples:
-            self._held -= len(self._batches.popleft()[0])
-
-    def summary(self) -> dict[str, float]:
-        """Return auc, label_mean, prediction_mean, _std, _min and _max; NaN where undefined."""
-        keys = ("auc", "label_mean", "prediction_mean", "prediction_std", "prediction_min", "prediction_max")
-        if not self._batches:
-            return dict.fromkeys(keys, math.nan)
-        parts = torch.stack([torch.cat([part.float() for part in column]) for column in zip(*self._batches, strict=True)])
-        scores, targets, weight = parts.cpu().numpy()[:, -self.num_examples :]
-        used = (weight > 0) & np.isfinite(scores)
-        scores, targets, weight = scores[used], targets[used], weight[used].astype(np.float64)
-        if not len(scores):
-            return dict.fromkeys(keys, math.nan)
-        values, where = np.unique(scores, return_inverse=True)
-        positive = np.bincount(where, weight * targets, len(values))
-        auc = binary_auc(positive, np.bincount(where, weight, len(values)) - positive)
-        mean = float(np.average(scores, weights=weight))
-        spread = float(np.sqrt(np.average((scores - mean) ** 2, weights=weight)))
-        label_mean = float(np.average(targets, weights=weight))
-        return dict(zip(keys, (auc, label_mean, mean, spread, float(values[0]), float(values[-1])), strict=True))
-
-
 def communication_device(group: dist.ProcessGroup | None) -> torch.device | None:
-    """Return the device from which `group`'s backend sends, or None if there is nobody to send to."""
+    """Return the device from which `group`'s backend sends, or None if nobody else is there."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
         return None
     if "gloo" in dist.get_backend_config(group):
@@ -233,17 +210,28 @@ def _array(tensor: Tensor) -> NDArray[np.float32]:
 def _sums(
     scores: NDArray, positive: NDArray, negative: NDArray, present: NDArray, finite: NDArray
 ) -> NDArray[np.float64]:
-    """Return (K, S) in the order of _SUMS, from arrays (B, K) with zeros where a row does not count."""
+    """Return (K, S) in the order of _SUMS, from (B, K) with zeros where a row does not count."""
     scores, positive, negative = (part.astype(np.float64) for part in (scores, positive, negative))
     clipped = np.clip(scores, EPSILON, 1 - EPSILON)
     loss = -positive * np.log(clipped) - negative * np.log1p(-clipped)
     weight = positive + negative
-    columns = (present, present & ~finite, weight, positive, weight * scores, loss, positive**2, negative**2)
+    columns = (
+        present,
+        present & ~finite,
+        weight,
+        positive,
+        weight * scores,
+        loss,
+        positive**2,
+        negative**2,
+    )
     return np.stack([column.sum(0, dtype=np.float64) for column in columns], axis=1)
 
 
-def _label_metrics(sums: dict[str, float], area: list[float], users: list[float]) -> dict[str, float]:
-    """Return one label's metrics from its sums, its area (value, error) and its users' sums (4)."""
+def _label_metrics(
+    sums: dict[str, float], area: list[float], users: list[float]
+) -> dict[str, float]:
+    """Return one label's metrics from its sums, its area (value, error) and its users' sums."""
     weight, positive = sums["weight"], sums["positive"]
     rate = positive / weight if weight else math.nan
     entropy = -rate * math.log(rate) - (1 - rate) * math.log1p(-rate) if 0 < rate < 1 else math.nan

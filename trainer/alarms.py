@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: MIT
+"""Alarms: failures that a falling loss can hide, named loudly, with likely causes and a way out.
+
+A ranking model that predicts the base rate for everyone has a respectable log loss and an AUC of
+0.5, and a trainer that waits for its loader still prints progress. Both are found here, from one
+point of the training curve at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+# Predictions that spread less than this share of the labels' standard deviation are one value.
+_SPREAD = 1e-3
+_AUC_BAND = 0.01
+# Odds so many times off, with every prediction on the same side of the labels' mean.
+_ODDS = 3.0
+_INPUT_WAIT = 0.5
+
+ADVICE = {
+    "nonfinite_loss": (
+        "Likely causes: a learning rate that is too high; a dense feature with huge values; fp16 "
+        "without loss scaling. Way out: resume from the last checkpoint with half the learning "
+        "rate; train in fp32 or bf16 to tell overflow from divergence."
+    ),
+    "constant_predictions": (
+        "Likely causes: a collapsed tower (learning rate too high, no normalisation); tables that "
+        "are not updated; constant features. Way out: lower the dense learning rate or add warm-up "
+        "steps; look at the effective ranks in the report; check that the tables move."
+    ),
+    "one_sided_predictions": (
+        "Likely causes: logits saturated by a learning rate that is too high; a label rate that "
+        "jumped. Way out: lower the learning rate; start the head's bias at the base rate; compare "
+        "the days' label means."
+    ),
+    "auc_stuck": (
+        "Nothing is being learnt about order. Likely causes: features that do not reach the model "
+        "(a wrong column, every id out of vocabulary); labels that belong to other rows; a learning "
+        "rate near 0. Way out: check the ingestion statistics, then train on 1,000 rows until they "
+        "are memorised."
+    ),
+    "input_bound": (
+        "Likely causes: too few loader workers; slow storage; one large row group. Way out: raise "
+        "the loader's workers and prefetch, or read from local disk."
+    ),
+}
+
+
+class Alarms:
+    """Watches the training curve.
+
+    after_steps: steps of warm-up without alarms (a loss that is not finite rings at once).
+    intervals: points in a row that make a stuck AUC or a slow input.
+    Attributes: ringing (names true of the latest point), first_steps (name -> first step).
+    """
+
+    def __init__(self, after_steps: int, intervals: int) -> None:
+        self.after_steps = after_steps
+        self.intervals = intervals
+        self.ringing: set[str] = set()
+        self.first_steps: dict[str, int] = {}
+        self._stuck = 0
+        self._starved = 0
+
+    def check(self, record: Mapping[str, float]) -> dict[str, str]:
+        """Take a point of the curve; return name -> message of the alarms that begin with it."""
+        found: dict[str, str] = {}
+        if not math.isfinite(record["loss"]):
+            found["nonfinite_loss"] = "no step of this interval had a finite loss"
+        if record["step"] > self.after_steps:
+            found |= constant_predictions(record) or one_sided_predictions(record)
+            found |= self._lasting(record)
+        new = {
+            name: f"{message}. {ADVICE[name]}"
+            for name, message in found.items()
+            if name not in self.ringing
+        }
+        self.ringing = set(found)
+        for name in new:
+            self.first_steps.setdefault(name, int(record["step"]))
+        return new
+
+    def _lasting(self, record: Mapping[str, float]) -> dict[str, str]:
+        """Return what is wrong only if it lasts."""
+        auc, wait = record["auc"], record["input_wait"]
+        self._stuck = self._stuck + 1 if abs(auc - 0.5) <= _AUC_BAND else 0
+        self._starved = self._starved + 1 if wait > _INPUT_WAIT else 0
+        found: dict[str, str] = {}
+        if self._stuck >= self.intervals:
+            found["auc_stuck"] = (
+                f"the running AUC ({auc:.4f}) has been within {_AUC_BAND} of 0.5 for "
+                f"{self._stuck} intervals"
+            )
+        if self._starved >= self.intervals:
+            found["input_bound"] = (
+                f"{wait:.0%} of the time is spent waiting for input, for {self._starved} intervals"
+            )
+        return found
+
+
+def constant_predictions(record: Mapping[str, float]) -> dict[str, str]:
+    """Return an alarm if the predictions are all but one value."""
+    mean, label_mean = record["prediction_mean"], record["label_mean"]
+    spread = record["prediction_std"]
+    scale = math.sqrt(label_mean * (1 - label_mean)) if 0 < label_mean < 1 else 1.0
+    if not spread < _SPREAD * scale:
+        return {}
+    return {
+        "constant_predictions": f"every example gets the same prediction, {mean:.6g} (standard "
+        f"deviation {spread:.2g}; the labels' mean is {label_mean:.6g})"
+    }
+
+
+def one_sided_predictions(record: Mapping[str, float]) -> dict[str, str]:
+    """Return an alarm if all predictions lie on one side of the labels' mean, and far from it."""
+    mean, label_mean = record["prediction_mean"], record["label_mean"]
+    least, most = record["prediction_min"], record["prediction_max"]
+    if not 0 < label_mean < 1 or not (least > label_mean or most < label_mean):
+        return {}
+    if 0 < mean < 1 and abs(_logit(mean) - _logit(label_mean)) < math.log(_ODDS):
+        return {}
+    side = "above" if least > label_mean else "below"
+    return {
+        "one_sided_predictions": f"every prediction is {side} the labels' mean, {label_mean:.6g} "
+        f"(predictions: mean {mean:.6g}, from {least:.6g} to {most:.6g})"
+    }
+
+
+def _logit(probability: float) -> float:
+    return math.log(probability / (1 - probability))

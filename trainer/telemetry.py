@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: MIT
+"""What a run says while it trains: a progress bar or log lines, a curve file, alarms.
+
+Rank 0 speaks, always on stderr. Every `interval_steps` steps, and once more at the last step, it
+appends one JSON object to DIR/curves.jsonl: step, rows, seconds, loss, auc, rows_per_second,
+input_wait, learning_rate, loss_scale, skipped, nonfinite_steps, label_mean, prediction_*, alarms.
+Steps are counted from 1, so nothing is written at step 0. Loss is the mean over the interval's
+steps, AUC and the predictions' statistics those of the latest `window_examples` examples, both on
+rank 0; `input_wait` is the share of the interval's time that rank 0 spent waiting for the loader.
+
+Between intervals nothing is read from the device, so that telemetry never stalls an accelerator.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from trainer.alarms import Alarms
+from trainer.curves import append, json_ready, truncate
+from trainer.timer import InputTimer
+from trainer.window import Window
+
+
+@dataclass(frozen=True, kw_only=True)
+class TelemetryConfig:
+    """How often and in what form a run reports.
+
+    interval_steps: steps between reports. mode: `rich`, a progress bar if stderr is a terminal,
+    else `plain`; `plain`, a line per interval; `json`, the curve's object per interval; `quiet`,
+    alarms only. window_examples: examples of rank 0 behind the running AUC. alarm_after_steps:
+    warm-up in which no alarm is raised. alarm_intervals: intervals in a row that make a stuck AUC.
+    """
+
+    interval_steps: int = 50
+    mode: Literal["rich", "plain", "json", "quiet"] = "rich"
+    window_examples: int = 65536
+    alarm_after_steps: int = 200
+    alarm_intervals: int = 3
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name in ("interval_steps", "window_examples", "alarm_intervals", "alarm_after_steps"):
+            least = 0 if name == "alarm_after_steps" else 1
+            if getattr(self, name) < least:
+                raise ValueError(f"log.{name} must be at least {least}, got {getattr(self, name)}")
+
+    def build(self, output_dir: Path, rank: int, total_steps: int | None) -> Telemetry:
+        """Return the telemetry of a run of `total_steps` steps (None: unknown)."""
+        return Telemetry(output_dir, rank, total_steps, self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What one finished step says of itself.
+
+    step: finished steps, from 1. rows: examples of this step on all ranks. loss: 0-d, this rank's
+    mean. predictions, labels, weights: (B, K) of this rank, or all None. skipped: steps skipped for
+    overflow so far.
+    """
+
+    step: int
+    rows: int
+    loss: Tensor | float
+    predictions: Tensor | None = None
+    labels: Tensor | None = None
+    weights: Tensor | None = None
+    learning_rate: float = math.nan
+    loss_scale: float = 1.0
+    skipped: int = 0
+
+
+class Telemetry:
+    """The voice of a run; a context manager that reports the last step when it closes.
+
+    output_dir: the run's folder. total_steps: None if unknown.
+    Attributes: timer (wrap the loader in `timer.watch`), alarms (name -> step of its first ring).
+    """
+
+    def __init__(
+        self, output_dir: Path | str, rank: int, total_steps: int | None, config: TelemetryConfig
+    ) -> None:
+        self.output_dir = Path(output_dir)
+        self.config = config
+        self.total_steps = total_steps
+        self.timer = InputTimer()
+        self.speaks = rank == 0
+        self._alarms = Alarms(config.alarm_after_steps, config.alarm_intervals)
+        self._window = Window(config.window_examples)
+        self._last: StepReport | None = None
+        self._written_step = 0
+        self._rows = 0
+        self._progress: Progress | None = None
+        if self.speaks and config.mode == "rich" and sys.stderr.isatty():
+            self._progress = _progress_bar()
+        self.start()
+
+    @property
+    def alarms(self) -> dict[str, int]:
+        """Alarms raised so far, by name, with the step of their first ring."""
+        return dict(self._alarms.first_steps)
+
+    def start(self, step: int = 0, rows: int = 0) -> None:
+        """Begin after `step` steps and `rows` rows: 0 for a new run, more when one is resumed.
+
+        Points of the curve beyond `step` are removed: those steps will be trained again.
+        """
+        self._started = self._interval_started = time.perf_counter()
+        self._first_step = self._written_step = self._interval_step = step
+        self._rows = self._interval_rows = rows
+        self._interval_wait = self.timer.seconds
+        self._reset_loss()
+        if not self.speaks:
+            return
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        for name in ("curves.jsonl", "evaluations.jsonl"):
+            truncate(self.output_dir / name, step)
+        if self._progress is not None:
+            self._progress.start()
+            for task in self._progress.task_ids:
+                self._progress.remove_task(task)
+            # TimeRemainingColumn measures from here, so steps of an earlier process do not count as
+            # speed.
+            self._task = self._progress.add_task(
+                "train",
+                total=self.total_steps,
+                completed=step,
+                text="starting",
+                steps=self._steps_text(step),
+            )
+
+    def update(self, report: StepReport) -> None:
+        """Take note of a finished step; report if an interval or the run ends with it."""
+        if not self.speaks:
+            return
+        self._last = report
+        self._rows += report.rows
+        self._add_loss(report.loss)
+        if report.predictions is not None:
+            assert report.labels is not None and report.weights is not None
+            self._window.add(report.predictions, report.labels, report.weights)
+        if self._progress is not None:
+            self._progress.update(
+                self._task, completed=report.step, steps=self._steps_text(report.step)
+            )
+        if report.step % self.config.interval_steps == 0 or report.step == self.total_steps:
+            self._report()
+
+    def evaluation(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Append an evaluation to DIR/evaluations.jsonl and say its main numbers."""
+        if not self.speaks:
+            return
+        append(self.output_dir / "evaluations.jsonl", {"step": step, **metrics})
+        names = [
+            name for name in ("auc", "gauc", "logloss", "ne", "calibration") if name in metrics
+        ]
+        numbers = ", ".join(f"{name} {metrics[name]:.4f}" for name in names)
+        self.say(f"evaluation at step {step:,}: {numbers} over {metrics.get('rows', 0):,.0f} rows")
+
+    def say(self, text: str, loud: bool = False) -> None:
+        """Print a line on rank 0's stderr, above the progress bar; if quiet, only if `loud`."""
+        if not self.speaks or (self.config.mode == "quiet" and not loud):
+            return
+        line = f"{datetime.datetime.now():%H:%M:%S} {text}"
+        if self._progress is not None:
+            style = "bold red" if loud else None
+            self._progress.console.print(line, style=style, markup=False, highlight=False)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Report steps that no interval has covered; stop the bar. Safe to call twice."""
+        if self._last is not None and self._last.step > self._written_step:
+            self._report()
+        if self._progress is not None:
+            self._progress.stop()
+
+    def __enter__(self) -> Telemetry:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close, also after an error, so that the curve reaches the last finished step."""
+        self.close()
+
+    def _report(self) -> None:
+        """Write the interval that ends with the last step."""
+        record = self._record()
+        rung = self._alarms.check(record)
+        record["alarms"] = sorted(self._alarms.ringing)
+        append(self.output_dir / "curves.jsonl", record)
+        if self.config.mode == "json":
+            print(json.dumps(json_ready(record)), file=sys.stderr, flush=True)
+        elif self._progress is not None:
+            self._progress.update(self._task, text=_numbers(record))
+        else:
+            steps, eta = self._steps_text(record["step"]), self._eta(record["step"])
+            self.say(f"step {steps}  {_numbers(record)}  eta {eta}")
+        for name, message in rung.items():
+            self.say(f"ALARM {name} at step {record['step']:,}: {message}", loud=True)
+
+    def _record(self) -> dict[str, Any]:
+        """Return the interval's point of the curve and begin the next interval."""
+        assert self._last is not None
+        report, now = self._last, time.perf_counter()
+        seconds = max(now - self._interval_started, 1e-9)
+        steps = report.step - self._interval_step
+        loss, finite = (float(part) for part in self._loss)
+        record = {
+            "step": report.step,
+            "rows": self._rows,
+            "seconds": now - self._started,
+            "loss": loss / finite if finite else math.nan,
+            "rows_per_second": (self._rows - self._interval_rows) / seconds,
+            "input_wait": min((self.timer.seconds - self._interval_wait) / seconds, 1.0),
+            "learning_rate": report.learning_rate,
+            "loss_scale": report.loss_scale,
+            "skipped": report.skipped,
+            "nonfinite_steps": steps - int(finite),
+            **self._window.summary(),
+        }
+        self._written_step = self._interval_step = report.step
+        self._interval_started, self._interval_rows = now, self._rows
+        self._interval_wait = self.timer.seconds
+        self._reset_loss()
+        return record
+
+    def _add_loss(self, loss: Tensor | float) -> None:
+        """Add to the interval's sum of finite losses and their number, on the loss' device."""
+        value = loss.detach().float() if isinstance(loss, Tensor) else torch.tensor(float(loss))
+        finite = value.isfinite()
+        self._loss = (self._loss[0] + torch.where(finite, value, 0.0), self._loss[1] + finite)
+
+    def _reset_loss(self) -> None:
+        self._loss: tuple[Tensor | float, Tensor | float] = (0.0, 0.0)
+
+    def _steps_text(self, step: int) -> str:
+        return f"{step:,}/{self.total_steps:,}" if self.total_steps else f"{step:,}"
+
+    def _eta(self, step: int) -> str:
+        """Return the time left at this process' mean speed, as h:mm:ss, or '?'."""
+        if not self.total_steps:
+            return "?"
+        speed = (step - self._first_step) / max(time.perf_counter() - self._started, 1e-9)
+        if not speed:
+            return "?"
+        return str(datetime.timedelta(seconds=round((self.total_steps - step) / speed)))
+
+
+def _numbers(record: Mapping[str, Any]) -> str:
+    """Return the interval's main numbers as one line."""
+    return (
+        f"loss {record['loss']:.4f}  auc {record['auc']:.4f}  "
+        f"{record['rows_per_second']:,.0f} rows/s  input wait {record['input_wait']:.0%}"
+    )
+
+
+def _progress_bar() -> Progress:
+    """Return the progress bar, on stderr."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[steps]}"),
+        TextColumn("{task.fields[text]}"),
+        TextColumn("eta"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
