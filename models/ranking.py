@@ -111,16 +111,26 @@ class RankingModel(nn.Module):
 
     Attributes: embeddings (the tables), tokenizer, tower, objective.
 
+    Args:
+        schema: tables, features, labels.
+        config: tokenizer, tower, head.
+        table_device: where the tables are; `meta` to allocate nothing until they are sharded.
+        seed: of the tables' rows; torch's initial seed if None.
+
     Raises:
         ValueError: the tower cannot read what the schema gives.
     """
 
     def __init__(
-        self, schema: Schema, config: ModelConfig, device: torch.device | None = None
+        self,
+        schema: Schema,
+        config: ModelConfig,
+        table_device: torch.device | None = None,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         num_labels = len(schema.labels)
-        self.embeddings = EmbeddingLayer(schema, device)
+        self.embeddings = EmbeddingLayer(schema, table_device, seed)
         user_centric = isinstance(config.tower, TokenFormerConfig) and config.tower.mode == "user_centric"
         if user_centric and not schema.history_actions:
             raise ValueError(
@@ -140,8 +150,6 @@ class RankingModel(nn.Module):
         self.objective = (
             UserCentricObjective(head, num_labels) if user_centric else ImpressionObjective(head)
         )
-        if device is not None:
-            self.to(device)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Predictions]:
         """Return the local weighted mean loss (0-d) and predictions of a batch of B examples."""

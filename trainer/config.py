@@ -30,7 +30,9 @@ from models.tokenformer import TokenFormerConfig
 from trainer.checkpoint import CheckpointConfig
 from trainer.data.loader import LoaderConfig
 from trainer.optimizer import DenseOptimizerConfig
+from trainer.parallelize import ParallelConfig
 from trainer.precision import PrecisionConfig
+from trainer.runtime import RuntimeConfig
 from trainer.telemetry import TelemetryConfig
 
 
@@ -40,6 +42,8 @@ class DataConfig:
 
     path: a folder of dt=YYYY-MM-DD/ partitions, a folder of Parquet files, or one file.
     train_days, test_days: inclusive ranges FIRST:LAST of partitions, or one day; empty: every day.
+    train_rows, test_rows: shares FROM:TO of the rows in file order (0:0.8), for a log without days;
+      empty: all.
     test_path: another folder or file for the test rows; empty: the same as path.
     schema: a YAML file that replaces the recipe's schema.
     """
@@ -47,6 +51,8 @@ class DataConfig:
     path: str = ""
     train_days: str = ""
     test_days: str = ""
+    train_rows: str = ""
+    test_rows: str = ""
     test_path: str = ""
     schema: str = ""
 
@@ -54,6 +60,8 @@ class DataConfig:
         """Check the ranges."""
         for name in ("train_days", "test_days"):
             parse_days(getattr(self, name), f"data.{name}")
+        for name in ("train_rows", "test_rows"):
+            parse_rows(getattr(self, name), f"data.{name}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +80,8 @@ class TrainConfig:
     dense: DenseOptimizerConfig = field(default_factory=DenseOptimizerConfig)
     sparse: SparseOptimizerConfig = field(default_factory=SparseOptimizerConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: TelemetryConfig = field(default_factory=TelemetryConfig)
     epochs: int = 1
@@ -116,6 +126,26 @@ def parse_days(text: str, name: str = "days") -> tuple[str, str] | None:
     if days[1] < days[0]:
         raise ValueError(f"{name}: the last day is before the first, got {text!r}; swap them")
     return days
+
+
+def parse_rows(text: str, name: str = "rows") -> tuple[float, float]:
+    """Return the shares (from, to) of 'FROM:TO', both in [0, 1]; (0, 1) for an empty text.
+
+    Raises:
+        ValueError: not of that form.
+    """
+    if not text:
+        return 0.0, 1.0
+    first, _, last = text.partition(":")
+    try:
+        shares = float(first or 0), float(last or 1)
+    except ValueError:
+        shares = (1.0, 0.0)
+    if not 0 <= shares[0] < shares[1] <= 1:
+        raise ValueError(
+            f"{name}: expected FROM:TO with 0 <= FROM < TO <= 1 (0:0.8), got {text!r}"
+        )
+    return shares
 
 
 def recipes() -> dict[str, Callable[[], TrainConfig]]:

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: MIT
+"""Evaluate a checkpoint: python -m trainer.evaluate CHECKPOINT --data PATH [--days A:B].
+
+CHECKPOINT is a folder step-N, or a run's folder (its newest checkpoint). Metrics go to standard output
+as JSON, everything else to standard error. Runs alone or under torchrun, at any world size.
+
+Exit codes: as trainer.train.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.rank import diagnose
+from trainer import checkpoint
+from trainer.config import TrainConfig, config_from_dict
+from trainer.curves import json_ready
+from trainer.data.loader import Loader
+from trainer.metrics import Metrics
+from trainer.parallelize import Parallel, Pipeline
+from trainer.runtime import Runtime, start
+
+_DIAGNOSED_ROWS = 256
+
+
+def evaluate(
+    pipeline: Pipeline,
+    parallel: Parallel,
+    loader: Loader,
+    config: TrainConfig,
+    runtime: Runtime,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Predict every row of `loader` once and return metrics over all ranks, and effective ranks.
+
+    The effective ranks are those of rank 0's first rows (at most 256); other ranks return an empty list.
+    """
+    metrics = Metrics([label.name for label in config.schema.labels])
+    tokens: list[Any] = []
+    was_training = parallel.module.training
+    parallel.module.eval()
+    hook = parallel.model.get_submodule("tower").register_forward_pre_hook(
+        lambda _, inputs: tokens.append(inputs[0]) if not tokens else None
+    )
+    batches = iter(loader)
+    try:
+        with torch.no_grad():
+            for predictions in _predict(pipeline, batches):
+                rows = predictions.num_examples
+                metrics.update(
+                    predictions.probabilities[:rows],
+                    predictions.labels[:rows],
+                    predictions.weights[:rows],
+                    predictions.groups[:rows],
+                )
+    finally:
+        hook.remove()
+        parallel.module.train(was_training)
+    result = metrics.compute()
+    ranks: list[dict[str, Any]] = []
+    if runtime.is_first and tokens:
+        with torch.no_grad(), pipeline.autocast():
+            ranks = diagnose(parallel.model.get_submodule("tower"), _first_rows(tokens[0]))
+    return result, ranks
+
+
+def _predict(pipeline: Pipeline, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield predictions until no batch is left."""
+    while True:
+        try:
+            yield pipeline.progress(batches)
+        except StopIteration:
+            return
+
+
+def _first_rows(tokens: Any) -> Any:
+    """Return the first examples of a tower's input."""
+    if isinstance(tokens, Tensor):
+        return tokens[:_DIAGNOSED_ROWS]
+    rows = min(_DIAGNOSED_ROWS, tokens.fields.shape[0])
+    end = int(tokens.offsets[rows])
+    return type(tokens)(
+        fields=tokens.fields[:rows],
+        events=tokens.events[:end],
+        offsets=tokens.offsets[: rows + 1],
+        actions=None if tokens.actions is None else tokens.actions[:end],
+        targets=tokens.targets[:rows],
+    )
+
+
+def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> dict[str, Any]:
+    """Load the model of a checkpoint and return its metrics on the rows of `data`.
+
+    Raises:
+        ValueError: no checkpoint there, or data that does not fit its schema.
+    """
+    from trainer.loop import build_parallel, open_loader
+
+    manifest = checkpoint.read_manifest(path)
+    config = config_from_dict(manifest["config"])
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(
+            config.data, path=data, test_path="", test_days=days, test_rows="", schema=""
+        ),
+    )
+    loader = open_loader(config, runtime, train=False)
+    parallel = build_parallel(config, runtime)
+    checkpoint.load({"model": (model := parallel.module.state_dict())}, path)
+    parallel.module.load_state_dict(model)
+    optimizer = config.dense.build(parallel.dense_parameters)
+    precision = config.precision.build(parallel.model, optimizer, runtime.group)
+    pipeline = Pipeline(parallel, optimizer, precision, runtime.device)
+    metrics, _ = evaluate(pipeline, parallel, loader, config, runtime)
+    return {**metrics, "world_size": runtime.world_size, "step": manifest["step"]}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.evaluate", description="Evaluate a checkpoint; JSON on stdout."
+    )
+    parser.add_argument("checkpoint", type=Path, help="a folder step-N, or a run's folder")
+    parser.add_argument("--data", required=True, help="the log's folder or file")
+    parser.add_argument("--days", default="", help="FIRST:LAST or DAY; default: every day")
+    options = parser.parse_args(arguments)
+    path = options.checkpoint
+    newest = checkpoint.complete(path / "checkpoints") or checkpoint.complete(path)
+    runtime = None
+    try:
+        runtime = start()
+        metrics = evaluate_checkpoint(
+            newest[-1] if newest else path, options.data, options.days, runtime
+        )
+        if runtime.is_first:
+            print(json.dumps(json_ready(metrics)))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    except Exception:
+        traceback.print_exc()
+        return 1
+    if runtime is not None:
+        runtime.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

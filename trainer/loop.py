@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: MIT
+"""The training loop: epochs of steps, evaluation, checkpoints, and what a run leaves in its folder.
+
+Shapes: B examples per rank, K tasks, R ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.batch import Batch
+from models.ranking import RankingModel
+from trainer import checkpoint
+from trainer.config import TrainConfig, parse_days, parse_rows, to_dict
+from trainer.curves import json_ready
+from trainer.data.loader import Loader
+from trainer.evaluate import evaluate
+from trainer.optimizer import learning_rates
+from trainer.parallelize import Parallel, Pipeline, parallelize
+from trainer.run_folder import CHECKPOINTS, METRICS, RANKS, claim
+from trainer.runtime import Runtime, start
+from trainer.state import TrainState
+from trainer.telemetry import StepReport
+
+
+class Trainer:
+    """One run of one configuration on this rank.
+
+    Args:
+        config: what to compute.
+        output: the run's folder, shared by all ranks.
+        runtime: this process among the others.
+
+    Raises:
+        ValueError: the data does not fit the schema, or `output` cannot be used.
+    """
+
+    def __init__(self, config: TrainConfig, output: Path, runtime: Runtime) -> None:
+        self.config, self.output, self.runtime = config, output, runtime
+        self.train_loader = open_loader(config, runtime, train=True)
+        self.test_loader = open_loader(config, runtime, train=False)
+        resume_from = claim(output, config, runtime)
+        self.parallel = build_parallel(config, runtime)
+        self.optimizer = config.dense.build(self.parallel.dense_parameters)
+        self.precision = config.precision.build(
+            self.parallel.model, self.optimizer, runtime.group
+        )
+        self.pipeline = Pipeline(self.parallel, self.optimizer, self.precision, runtime.device)
+        self.steps_per_epoch = len(self.train_loader)
+        self.total_steps = self.steps_per_epoch * config.epochs
+        if config.max_steps:
+            self.total_steps = min(self.total_steps, config.max_steps)
+        self.schedule = config.dense.schedule.build(
+            self.total_steps, self.optimizer, self.parallel.fused_optimizer
+        )
+        self.step = self.rows = 0
+        self.train_seconds = self.wait_seconds = 0.0
+        self.ranks: list[dict[str, Any]] = []
+        self.state = TrainState(self.parallel, self.optimizer, self.precision, runtime)
+        self.telemetry = config.log.build(output, runtime.rank, self.total_steps)
+        if resume_from is not None:
+            self._resume(resume_from)
+
+    def fit(self) -> dict[str, Any]:
+        """Train to the end, evaluate, and write metrics.json; return the metrics (the same on all ranks)."""
+        config = self.config
+        metrics: dict[str, Any] = {}
+        with self.telemetry:
+            if self.step:
+                self.telemetry.say(f"resumed at step {self.step:,} of {self.total_steps:,}")
+            while self.step < self.total_steps:
+                epoch = self.step // self.steps_per_epoch
+                self._train_epoch(epoch)
+                last = self.step >= self.total_steps
+                if config.evaluate_epochs or last:
+                    metrics = self._evaluate()
+                    for name in ("auc", "logloss") if config.evaluate_epochs else ():
+                        metrics[f"{name}_epoch_{epoch + 1}"] = metrics[name]
+            if not metrics:
+                metrics = self._evaluate()
+        metrics |= self._run_metrics()
+        self._save()
+        if self.runtime.is_first:
+            write_json(self.output / METRICS, metrics)
+        return metrics
+
+    def _train_epoch(self, epoch: int) -> None:
+        """Train from the current step to the end of `epoch` or of the run."""
+        self.parallel.module.train()
+        self.train_loader.load_state_dict(
+            {"epoch": epoch, "step": self.step - epoch * self.steps_per_epoch}
+        )
+        end = min((epoch + 1) * self.steps_per_epoch, self.total_steps)
+        batches = self.telemetry.timer.watch(self.train_loader)
+        batches = itertools.islice(batches, end - self.step)
+        interval = self.config.checkpoint.interval_steps
+        started, waited = time.perf_counter(), self.telemetry.timer.seconds
+        while self.step < end:
+            self._train_step(batches)
+            if interval and self.step % interval == 0 and self.step < self.total_steps:
+                self._save()
+        self.train_seconds += time.perf_counter() - started
+        self.wait_seconds += self.telemetry.timer.seconds - waited
+
+    def _train_step(self, batches: Iterator[Batch]) -> None:
+        """Train on one batch of every rank."""
+        self.schedule.apply(self.step)
+        predictions = self.pipeline.progress(batches)
+        result = self.pipeline.last_step
+        assert result is not None
+        self.step += 1
+        # Padding is at most a few rows at an epoch's end; telemetry counts whole batches of all ranks.
+        rows = predictions.labels.shape[0] * self.runtime.world_size
+        self.rows += rows
+        self.telemetry.update(
+            StepReport(
+                step=self.step,
+                rows=rows,
+                loss=result.loss,
+                predictions=predictions.probabilities,
+                labels=predictions.labels,
+                weights=predictions.weights,
+                learning_rate=learning_rates(self.optimizer)[0],
+                loss_scale=result.loss_scale,
+                skipped=result.num_skipped,
+            )
+        )
+
+    def _evaluate(self) -> dict[str, Any]:
+        """Evaluate on the test days; note the towers' effective ranks."""
+        metrics, ranks = evaluate(
+            self.pipeline, self.parallel, self.test_loader, self.config, self.runtime
+        )
+        self.telemetry.evaluation(self.step, metrics)
+        self.ranks += [{"step": self.step, **record} for record in ranks]
+        if self.runtime.is_first:
+            write_json(self.output / RANKS, self.ranks)
+        return metrics
+
+    def _run_metrics(self) -> dict[str, Any]:
+        """Return what describes the run rather than the model."""
+        return {
+            "rows_per_second": self.rows / self.train_seconds if self.train_seconds else None,
+            "input_wait": self.wait_seconds / self.train_seconds if self.train_seconds else None,
+            "world_size": self.runtime.world_size,
+            "steps": self.step,
+            "train_rows": self.rows,
+            "skipped_steps": self.precision.num_skipped,
+            "alarms": sorted(self.telemetry.alarms),
+        }
+
+    def _save(self) -> None:
+        """Write a checkpoint of the current step and remove the oldest."""
+        manifest = {
+            "rows": self.rows,
+            "train_seconds": self.train_seconds,
+            "wait_seconds": self.wait_seconds,
+            "precision": self.precision.state_dict(),
+            "ranks": json_ready({"ranks": self.ranks})["ranks"],
+            "config": to_dict(self.config),
+            "schema_fingerprint": self.config.schema.fingerprint(),
+        }
+        directory = self.output / CHECKPOINTS
+        checkpoint.save(self.state.tensors(), directory, self.step, manifest)
+        checkpoint.prune(directory, self.config.checkpoint.keep)
+
+    def _resume(self, path: Path) -> None:
+        """Continue from the checkpoint at `path`."""
+        manifest = checkpoint.read_manifest(path)
+        self.state.load(path)
+        self.precision.load_state_dict(manifest["precision"])
+        self.step, self.rows = manifest["step"], manifest["rows"]
+        self.train_seconds = manifest["train_seconds"]
+        self.wait_seconds = manifest["wait_seconds"]
+        self.ranks = manifest["ranks"]
+        self.telemetry.start(self.step, self.rows)
+
+
+def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:
+    """Return the loader of the training or test rows of this rank.
+
+    Raises:
+        ValueError: no path, no rows, or files that do not fit the schema.
+    """
+    data = config.data
+    if not data.path:
+        raise ValueError("data.path: expected the log's folder or file, got none; pass --data.path PATH")
+    name = "train" if train else "test"
+    path = data.path if train else data.test_path or data.path
+    loader = config.loader if train else dataclasses.replace(config.loader, order="none")
+    return Loader(
+        Path(path),
+        config.schema,
+        loader,
+        days=parse_days(getattr(data, f"{name}_days"), f"data.{name}_days"),
+        rows=parse_rows(getattr(data, f"{name}_rows"), f"data.{name}_rows"),
+        rank=runtime.rank,
+        world_size=runtime.world_size,
+    )
+
+
+def build_parallel(config: TrainConfig, runtime: Runtime) -> Parallel:
+    """Build the model alike on all ranks and distribute it."""
+    model = RankingModel(config.schema, config.model, torch.device("meta"), config.seed)
+    return parallelize(
+        model, config.parallel, config.sparse, runtime, config.loader.batch_size
+    )
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON (not a number becomes null), so that a reader never sees half a file."""
+    temporary = path.with_name(f".{path.name}.incomplete")
+    text = json.dumps(json_ready({"value": value})["value"], indent=2)
+    temporary.write_text(f"{text}\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def run(config: TrainConfig, output: Path) -> int:
+    """Train `config` in this process and return the exit code; errors go to stderr with the rank."""
+    runtime = None
+    rank = ""
+    try:
+        runtime = start(config.runtime, config.seed)
+        rank = f"[rank {runtime.rank}] " if runtime.world_size > 1 else ""
+        metrics = Trainer(config, output, runtime).fit()
+        if runtime.is_first:
+            print(json.dumps(json_ready(metrics)))
+    except ValueError as error:
+        print(f"{rank}error: {error}", file=sys.stderr, flush=True)
+        return 2
+    except Exception:
+        print(f"{rank}{traceback.format_exc()}", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        if runtime is not None and sys.exc_info()[0] is None:
+            runtime.stop()
+    return 0

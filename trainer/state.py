@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: MIT
+"""What a run must keep to continue as if it had never stopped, as tensors by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer import checkpoint
+from trainer.parallelize import Parallel
+from trainer.precision import Precision
+from trainer.runtime import Runtime
+
+
+class TrainState:
+    """Tables, dense weights, optimizer states and this rank's random numbers.
+
+    Counters and the loss scale are plain numbers and travel in a checkpoint's manifest.
+    """
+
+    def __init__(
+        self,
+        parallel: Parallel,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+        runtime: Runtime,
+    ) -> None:
+        self._parallel = parallel
+        self._optimizer = optimizer
+        self._runtime = runtime
+
+    def tensors(self) -> dict[str, Any]:
+        """Return all state as nested tensors that share memory with the run."""
+        return {
+            "model": self._parallel.module.state_dict(),
+            "fused": self._parallel.fused_optimizer.state_dict()["state"],
+            "dense": checkpoint.optimizer_tensors(
+                self._optimizer, self._parallel.dense_parameters
+            ),
+            "random": {self._random_name(): torch.get_rng_state()},
+        }
+
+    def load(self, path: Path) -> None:
+        """Fill all state from the checkpoint at `path`, written at any world size.
+
+        A rank that the checkpoint does not know keeps the random numbers it was started with.
+        """
+        tensors = self.tensors()
+        random = tensors.pop("random")
+        if f"random.{self._random_name()}" in checkpoint.tensor_names(path):
+            tensors["random"] = random
+        checkpoint.load(tensors, path)
+        self._parallel.module.load_state_dict(tensors["model"])
+        if "random" in tensors:
+            torch.set_rng_state(random[self._random_name()])
+
+    def _random_name(self) -> str:
+        return f"rank{self._runtime.rank}"
