@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: MIT
+"""Layers shared by the towers: norms, multi-layer perceptrons, per-token weights.
+
+Ranking towers give every token its own feed-forward weights, because tokens are different things (a
+user, an item, a context) and not positions of one text. All tokens' weights are one parameter and
+one batched matrix product: a loop over tokens would launch T small products where one large one
+does. The gated form is RankElastor's (equation 4); with `extra_gate` and biases it is the form of
+that paper's released code.
+
+Shapes: B examples, T tokens, D token width, M hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Activation = Literal["gelu", "relu", "silu"]
+NormKind = Literal["layer", "rms", "none"]
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+    "silu": functional.silu,
+}
+
+
+def make_norm(kind: NormKind, dim: int, eps: float) -> nn.Module:
+    """Return a norm over the last `dim` coordinates: LayerNorm, RMSNorm (with gain) or identity."""
+    if kind == "layer":
+        return nn.LayerNorm(dim, eps=eps)
+    if kind == "rms":
+        return nn.RMSNorm(dim, eps=eps)
+    return nn.Identity()
+
+
+def xavier_linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
+    """Return a linear layer with Xavier-normal weights and zero bias."""
+    linear = nn.Linear(in_features, out_features, bias=bias)
+    nn.init.xavier_normal_(linear.weight)
+    if bias:
+        nn.init.zeros_(linear.bias)
+    return linear
+
+
+class MLP(nn.Module):
+    """Linear layers with an activation after each: (..., D) to (..., hidden_units[-1]).
+
+    Without hidden units it is the identity. dropout: probability, applied after each activation.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_units: Sequence[int],
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.dropout = dropout
+        self.output_dim = hidden_units[-1] if hidden_units else in_features
+        widths = [in_features, *hidden_units]
+        self.linears = nn.ModuleList(xavier_linear(a, b) for a, b in pairwise(widths))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return (..., hidden_units[-1]) of (..., in_features)."""
+        for linear in self.linears:
+            inputs = _ACTIVATIONS[self.activation](linear(inputs))
+            if self.dropout:
+                inputs = functional.dropout(inputs, self.dropout, self.training)
+        return inputs
+
+
+class PerTokenLinear(nn.Module):
+    """One linear map a token, (T, B, in) to (T, B, out): y_t = x_t W_t + b_t.
+
+    Tokens come first, as the batched product wants them; `PerTokenFFN` and its kin transpose once
+    on the way in and once on the way out. Weights are Xavier-normal, biases zero.
+    """
+
+    def __init__(
+        self, num_tokens: int, in_features: int, out_features: int, bias: bool = True
+    ) -> None:
+        super().__init__()
+        std = (2.0 / (in_features + out_features)) ** 0.5
+        self.weight = nn.Parameter(torch.randn(num_tokens, in_features, out_features) * std)
+        self.bias = nn.Parameter(torch.zeros(num_tokens, 1, out_features)) if bias else None
+
+    def forward(self, tokens_TBD: Tensor) -> Tensor:
+        """Return (T, B, out) of (T, B, in)."""
+        if self.bias is None:
+            return torch.bmm(tokens_TBD, self.weight)
+        return torch.baddbmm(self.bias, tokens_TBD, self.weight)
+
+
+class PerTokenFFN(nn.Module):
+    """Per-token feed-forward (B, T, D) to (B, T, D): `act(x_t W1_t + b1_t) W2_t + b2_t`."""
+
+    def __init__(
+        self, num_tokens: int, dim: int, hidden: int, activation: Activation = "gelu"
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.up = PerTokenLinear(num_tokens, dim, hidden)
+        self.down = PerTokenLinear(num_tokens, hidden, dim)
+
+    def forward(self, tokens_BTD: Tensor) -> Tensor:
+        """Return (B, T, D) of (B, T, D)."""
+        hidden = _ACTIVATIONS[self.activation](self.up(tokens_BTD.transpose(0, 1)))
+        return self.down(hidden).transpose(0, 1)
+
+
+class PerTokenGLU(nn.Module):
+    """Per-token gated unit on tokens-first input, (T, B, D) to (T, B, D).
+
+    `(GELU(x W1) ⊙ x W2) W3 + x Wr` (RankElastor, equation 4). extra_gate: `((x Ws + GELU(x W1)) ⊙ x
+    W2) W3 + x Wr`, the released code's unit. The maps of x that share a width are one product.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        dim: int,
+        hidden: int,
+        bias: bool = False,
+        extra_gate: bool = False,
+    ) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.extra_gate = extra_gate
+        self.lift = PerTokenLinear(num_tokens, dim, hidden * (3 if extra_gate else 2), bias)
+        self.compress = PerTokenLinear(num_tokens, hidden, dim, bias)
+        self.residual = PerTokenLinear(num_tokens, dim, dim, bias)
+        # The fused maps are Xavier as separate maps, not as one wide map.
+        nn.init.normal_(self.lift.weight, std=(2.0 / (dim + hidden)) ** 0.5)
+
+    def forward(self, tokens_TBD: Tensor) -> Tensor:
+        """Return (T, B, D) of (T, B, D)."""
+        parts = self.lift(tokens_TBD).split(self.hidden, dim=-1)
+        gate = functional.gelu(parts[0])
+        if self.extra_gate:
+            gate = gate + parts[2]
+        return self.compress(gate * parts[1]) + self.residual(tokens_TBD)
+
+
+class SwiGLU(nn.Module):
+    """Shared gated feed-forward `(Swish(x W1) ⊙ x W2) W3`, (..., D) to (..., D), no biases."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.lift = xavier_linear(dim, 2 * hidden, bias=False)
+        self.compress = xavier_linear(hidden, dim, bias=False)
+        nn.init.normal_(self.lift.weight, std=(2.0 / (dim + hidden)) ** 0.5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return (..., D) of (..., D)."""
+        gate, value = self.lift(inputs).split(self.hidden, dim=-1)
+        return self.compress(functional.silu(gate) * value)
