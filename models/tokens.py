@@ -93,7 +93,8 @@ class FieldProjection(nn.Module):
         """Map (B, sum of widths) to (B, F, D)."""
         if not self.uniform:
             concatenated = nn.functional.pad(concatenated, (0, 1)).index_select(1, self.columns)
-        return self.project(concatenated.view(concatenated.shape[0], -1, self.widest))
+        fields_BFE = concatenated.view(concatenated.shape[0], -1, self.widest)
+        return self.project(fields_BFE.transpose(0, 1)).transpose(0, 1)
 
 
 class Events(nn.Module):

@@ -8,27 +8,65 @@
 
 from __future__ import annotations
 
-from embeddings.schema import DenseFeature, Label, Schema, SparseFeature, Table
+from embeddings.schema import Label, Schema, SparseFeature, Table
 
 
 def globo() -> Schema:
-    """Return the schema of the Globo.com session log (partitions dt=YYYY-MM-DD)."""
+    """Return the schema of the Globo.com session log (partitions dt=YYYY-MM-DD).
+
+    Beside the history itself, how long it is and how old its newest events are are fields of their own:
+    sessions end for those who just came and for those who have been idle, and a pooled history hides both.
+    Article ids are ordered by topic, so their logarithmic bucket is a coarse topic.
+    """
     context = ("environment", "deviceGroup", "os", "country", "region", "referrer_type")
+    ages = (2, 3, 5, 10)
     return Schema(
         tables=(
-            Table(name="article", num_embeddings=50_000, embedding_dim=16),
-            Table(name="user", num_embeddings=100_000, embedding_dim=16),
+            Table(name="article", num_embeddings=65_536, embedding_dim=16),
+            Table(name="topic", num_embeddings=256, embedding_dim=16),
+            Table(name="user", num_embeddings=131_072, embedding_dim=16),
             *(Table(name=name, num_embeddings=256, embedding_dim=16) for name in context),
-            Table(name="hour", num_embeddings=256, embedding_dim=16),
+            Table(name="hour_of_day", num_embeddings=32, embedding_dim=16),
+            Table(name="hour_of_week", num_embeddings=256, embedding_dim=16),
             Table(name="session_pos", num_embeddings=128, embedding_dim=16),
+            Table(name="hist_length", num_embeddings=16, embedding_dim=16),
+            *(Table(name=f"age_{k}", num_embeddings=256, embedding_dim=16) for k in ages),
             Table(name="age", num_embeddings=256, embedding_dim=16),
         ),
         sparse=(
             SparseFeature(name="user_id", table="user"),
             *(SparseFeature(name=name, table=name) for name in context),
-            SparseFeature(name="hour", table="hour", column="ts", transform="hour_of_week"),
-            SparseFeature(name="session_pos", table="session_pos", transform="log_square"),
+            *(
+                SparseFeature(name=name, table=name, column="ts", transform=name)
+                for name in ("hour_of_day", "hour_of_week")
+            ),
+            SparseFeature(
+                name="session_pos",
+                table="session_pos",
+                transform="identity",
+                out_of_range="oov",
+            ),
+            SparseFeature(
+                name="hist_length", table="hist_length", column="hist_article", transform="length"
+            ),
+            *(
+                SparseFeature(
+                    name=f"age_{k}",
+                    table=f"age_{k}",
+                    column="hist_age_s",
+                    transform="log_square",
+                    position=-k,
+                )
+                for k in ages
+            ),
             SparseFeature(name="article_id", table="article", side="item"),
+            SparseFeature(
+                name="topic",
+                table="topic",
+                column="article_id",
+                transform="log_square",
+                side="item",
+            ),
             SparseFeature(
                 name="hist_article", table="article", kind="sequence", max_length=10, history="hist"
             ),
@@ -124,6 +162,3 @@ def movielens() -> Schema:
         labels=(Label(name="label"),),
         user="user_id",
     )
-
-
-__all__ = ["DenseFeature", "criteo", "frappe", "globo", "movielens"]
