@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Launch training on any scheduler torchx knows: `torchx run -s SCHEDULER deploy/components.py:train ...`.
+"""Launch training on any scheduler torchx knows: `torchx run deploy/components.py:train ...`.
 
-torchx executes this file by itself, off the import path and inside one of its own modules' namespace. So it imports
-nothing of the project, names the trainer as a string, and keeps every name of its own apart from torchx's.
+torchx executes this file by itself, off the import path and inside the namespace of one of its
+own modules. So it imports nothing of the project, names the trainer as a string, and keeps its own
+names apart from those of torchx.
 
-Each node runs `python -m torch.distributed.run -m trainer.train RECIPE --output DIR [--section.field value ...]`
-under a short bash line, because only the node knows the address of node 0 (torchx hands it over as a variable).
+Each node runs `python -m torch.distributed.run -m trainer.train RECIPE --output DIR [overrides]`
+under a short bash line, because only a node knows the address of node 0: torchx hands it over in
+an environment variable.
 """
 
 import datetime
@@ -39,20 +41,20 @@ def train(
     Args:
         overrides: settings of the recipe to change, after `--`: -- --data.path logs --epochs 2
         recipe: a shipped recipe such as specformer.demo, or package.module:function from outside
-        output: run folder seen by every node; runs/RECIPE-TIMESTAMP when not given
+        output: run folder that every node sees; runs/RECIPE-TIMESTAMP by default
         j: NODESxPROCESSES, or MINIMUM:NODESxPROCESSES for an elastic job
-        image: container image for docker and kubernetes; fullrank:cpu, or fullrank:gpu with --gpu, when not given
+        image: image for docker and kubernetes; fullrank:cpu, or fullrank:gpu with --gpu, by default
         cpu: processor cores per node; 0 divides this machine's cores among the nodes
         gpu: GPUs per node
         memMB: memory per node in MiB, for schedulers that enforce it
-        max_retries: restarts after a failure, by torchrun within the job and by schedulers that requeue jobs
+        max_retries: restarts after a failure, by torchrun in the job and by schedulers that requeue
         port: rendezvous port on node 0; 0 picks one that is free on this machine
     """
     minimum, nodes, processes = parse_topology(j)
     cores = cpu or max(1, (os.cpu_count() or 1) // nodes)
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe).strip("-.")
-    command = [
-        *("-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-id", specs.macros.app_id),
+    words = [
+        *("--rdzv-backend", "c10d", "--rdzv-id", specs.macros.app_id),
         *("--nnodes", str(nodes) if minimum == nodes else f"{minimum}:{nodes}"),
         *("--nproc-per-node", str(processes), "--max-restarts", str(max_retries)),
         *("--tee", "3", "--role", ""),
@@ -64,7 +66,7 @@ def train(
         name="train",
         image=image or ("fullrank:gpu" if gpu else "fullrank:cpu"),
         entrypoint="bash",
-        args=["-c", node_script(command, nodes, port, threads=max(1, cores // processes))],
+        args=["-c", node_script(words, nodes, port, threads=max(1, cores // processes))],
         num_replicas=nodes,
         min_replicas=minimum if minimum != nodes else None,
         max_retries=max_retries,
@@ -78,7 +80,7 @@ def parse_topology(j: str) -> tuple[int, int, int]:
     """Return (least nodes, nodes, processes per node) of `2x1` or `1:4x8`.
 
     Raises:
-        ComponentValidationException: anything else, zero nodes or processes, or a minimum above the nodes.
+        ComponentValidationException: anything else, a zero, or a minimum above the nodes.
     """
     match = re.fullmatch(r"(?:(\d+):)?(\d+)x(\d+)", j)
     if match:
@@ -92,26 +94,26 @@ def parse_topology(j: str) -> tuple[int, int, int]:
     )
 
 
-def node_script(command: list[str], nodes: int, port: int, threads: int) -> str:
-    """Return the bash line of one node; `$$` is a dollar sign after torchx has filled in its macros."""
-    # The interpreter that submits is the right one wherever its path exists: on this machine and on a cluster
-    # with a shared file system. Inside an image it does not exist, and the image's own python is.
+def node_script(words: list[str], nodes: int, port: int, threads: int) -> str:
+    """Return the bash line of one node; torchx turns `$$` into a dollar sign as it fills macros."""
+    # The interpreter that submits is the right one wherever its path exists: on this machine and on
+    # a cluster with a shared file system. In an image it does not exist; the image's python does.
     lines = [
         f"python={shlex.quote(sys.executable)}",
         '[ -x "$$python" ] || python=python',
-        # torchrun gives every process one thread when this is unset and all share the cores otherwise.
+        # Unset, torchrun would give each of several processes one thread, however many cores.
         f"export OMP_NUM_THREADS=$${{OMP_NUM_THREADS:-{threads}}} LOGLEVEL=$${{LOGLEVEL:-WARNING}}",
     ]
     if nodes == 1:
         rendezvous = "--rdzv-endpoint localhost:0"  # one agent: it binds a free port itself
     else:
-        # The local scheduler names node 0 "localhost". Then every node must be reached over loopback too: a laptop's
-        # own host name often resolves to an address that does not answer.
+        # The local scheduler says "localhost". Then every node must be reached over loopback: a
+        # laptop's own host name often resolves to an address that does not answer.
         lines.append(f"host=$${{{specs.macros.rank0_env}:-}}")
         lines.append('[ "$$host" = localhost ] && address="--local-addr localhost" || address=')
         rendezvous = f'$$address --rdzv-endpoint "$${{host:-localhost}}:{port}"'
-    module, *rest = (quote(word) for word in command[1:])
-    lines.append(f'exec "$$python" -m {module} {rendezvous} {" ".join(rest)}')
+    quoted = " ".join(quote(word) for word in words)
+    lines.append(f'exec "$$python" -m torch.distributed.run {rendezvous} {quoted}')
     return "; ".join(lines)
 
 
