@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: MIT
+"""Parquet logs: which files and row groups there are, known from their footers.
+
+Every footer is checked against the schema before anything is read, so that a retyped, missing or
+truncated file is named before the first step, not hours into a run.
+
+Layout: a folder with partitions dt=YYYY-MM-DD/ at any depth, a folder of Parquet files, or one
+file. Names that begin with '.' or '_' are passed over: writers use them for what is not data yet.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embeddings.schema import Schema
+from trainer.data.columns import check_columns, is_list, kind_of
+
+_log = logging.getLogger(__name__)
+_DAY = re.compile(r"dt=(\d{4}-\d{2}-\d{2})")
+_FOOTER_THREADS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFile:
+    """One Parquet file: its day (YYYY-MM-DD, or empty) and the number of rows of each row group."""
+
+    path: str
+    day: str = ""
+    row_group_rows: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the file."""
+        return sum(self.row_group_rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowInterval:
+    """Rows `start` (inclusive) to `stop` (exclusive) of one row group."""
+
+    path: str
+    row_group: int
+    start: int
+    stop: int
+
+
+def discover(path: str | Path, days: tuple[str, str] | None, schema: Schema) -> tuple[LogFile, ...]:
+    """Find the files of a log, in order of day and name, and check their footers against `schema`.
+
+    days: the first and last day wanted, inclusive, as YYYY-MM-DD; None takes everything.
+
+    Raises:
+        ValueError: there is no file or no row; `days` are not days or the log has none of them; a
+            file is empty, truncated or not Parquet; a column is missing or of a wrong type; a
+            column is text in one file and a number in another, so that its ids would not match.
+    """
+    found = _list_files(Path(path))
+    if days is not None:
+        found = _of_days(found, days, str(path))
+    with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
+        footers = list(pool.map(lambda item: _read_footer(item[0], item[1], schema), found))
+    _check_families([(file.path, columns) for file, columns in footers], schema)
+    files = tuple(file for file, _ in footers)
+    if not sum(file.num_rows for file in files):
+        raise ValueError(
+            f"{path}: expected rows, got {len(files)} files without any; check the log"
+        )
+    return files
+
+
+def _list_files(root: Path) -> list[tuple[str, str]]:
+    """Return (path, day) of every Parquet file under `root`, ordered by day and path."""
+    if root.is_file():
+        paths = [str(root)]
+    elif root.is_dir():
+        paths = []
+        for folder, folders, names in os.walk(root, followlinks=True):
+            folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+            paths += [
+                os.path.join(folder, name)
+                for name in names
+                if name.endswith((".parquet", ".parq")) and not name.startswith((".", "_"))
+            ]
+    else:
+        raise ValueError(f"{root}: expected a folder or a Parquet file, got nothing there")
+    if not paths:
+        raise ValueError(
+            f"{root}: expected files named *.parquet in it, got none; ingest the log first"
+        )
+    return sorted(((path, _day_of(path)) for path in paths), key=lambda item: (item[1], item[0]))
+
+
+def _day_of(path: str) -> str:
+    """Return the day of the innermost dt= partition in `path`, or an empty string."""
+    for part in reversed(Path(os.path.abspath(path)).parts[:-1]):
+        match = _DAY.fullmatch(part)
+        if match:
+            return match[1]
+    return ""
+
+
+def _of_days(
+    found: list[tuple[str, str]], days: tuple[str, str], root: str
+) -> list[tuple[str, str]]:
+    """Keep the files of the days wanted."""
+    first, last = days
+    for day in days:
+        try:
+            if datetime.date.fromisoformat(day).isoformat() != day:
+                raise ValueError
+        except ValueError:
+            raise ValueError(f"days: expected YYYY-MM-DD, got {day!r}") from None
+    if first > last:
+        raise ValueError(f"days: expected the first day not after the last, got {first} and {last}")
+    without = [path for path, day in found if not day]
+    if without:
+        raise ValueError(
+            f"{root}: days {first} to {last} were asked for, but {without[0]} lies in no "
+            "dt=YYYY-MM-DD folder; partition the log by day, or ask for no days"
+        )
+    available = sorted({day for _, day in found})
+    kept = [(path, day) for path, day in found if first <= day <= last]
+    if not kept:
+        raise ValueError(
+            f"{root}: expected files of days {first} to {last}, got none; days available: "
+            f"{', '.join(available)}"
+        )
+    wanted = datetime.date.fromisoformat(last) - datetime.date.fromisoformat(first)
+    num_found = len({day for _, day in kept})
+    if num_found <= wanted.days:
+        _log.warning(
+            "%s: %d of the %d days from %s to %s have no files",
+            *(root, wanted.days + 1 - num_found, wanted.days + 1, first, last),
+        )
+    return kept
+
+
+def _read_footer(path: str, day: str, schema: Schema) -> tuple[LogFile, pa.Schema]:
+    """Read and check one footer."""
+    try:
+        with pq.ParquetFile(path) as file:
+            metadata, columns = file.metadata, file.schema_arrow
+    except (pa.ArrowException, OSError) as error:
+        size = os.path.getsize(path) if os.path.exists(path) else 0
+        raise ValueError(
+            f"{path}: expected a Parquet file, got {size} bytes that cannot be read as one "
+            f"({error}); it is empty, truncated or damaged: write it again or remove it"
+        ) from error
+    check_columns(columns, schema, path)
+    rows = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+    return LogFile(path=path, day=day, row_group_rows=rows), columns
+
+
+def _check_families(footers: list[tuple[str, pa.Schema]], schema: Schema) -> None:
+    """Check that a column is text in all files or in none."""
+    seen: dict[str, tuple[str, str, pa.DataType]] = {}
+    for path, columns in footers:
+        for name in schema.columns:
+            type_ = columns.field(name).type
+            kind = kind_of(type_.value_type if is_list(type_) else type_)
+            family = kind if kind in ("text", "date", "null") else "number"
+            if family == "null":
+                continue
+            first_family, first_path, first_type = seen.setdefault(name, (family, path, type_))
+            if family != first_family:
+                raise ValueError(
+                    f"{path}: column {name!r}: expected {first_type}, as in {first_path}, got "
+                    f"{type_}; the same id would get two embeddings: write one of the files again"
+                )

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT
+"""Rows of Parquet row groups, streamed forward in uniform types.
+
+`LogReader` decodes a few thousand rows at a time through `ParquetFile.iter_batches`, so that memory
+stays flat however large a row group or a log is (scanners that read ahead gather memory). What it
+yields has one type a column, whatever the file's: text is hashed to int64, ids of any width are
+int64, other numbers float64, times int64 milliseconds. Rows of different files can then be joined
+without a promotion that would change ids, and are cheap to permute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embeddings.schema import Schema
+from trainer.data.columns import RowError, is_list, kind_of, read_lists, to_integers, uses
+from trainer.data.parquet import RowInterval
+
+_CHUNK_ROWS = 16_384  # decoded at a time
+_READ_AHEAD_BYTES = 1 << 20  # of a column chunk; without it a whole column chunk is held in memory
+
+
+class LogReader:
+    """Reads intervals of rows, forward: the row group last read stays open where it was left.
+
+    An interval that begins further on in the open row group is reached by decoding what lies
+    between; one that lies before it opens the row group anew.
+    """
+
+    def __init__(self, schema: Schema):
+        self._columns = list(schema.columns)
+        # A column that serves both as an id and as a number is kept as an integer.
+        self._integers = {use.column for use in uses(schema) if "decimal" not in use.kinds}
+        self._lists = {use.column for use in uses(schema) if use.is_list}
+        self._file: pq.ParquetFile | None = None
+        self._place = ("", -1)
+        self._position = 0
+        self._stream: Iterator[pa.RecordBatch] = iter(())
+        self._rest: pa.RecordBatch | None = None
+
+    def read(self, interval: RowInterval) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of `interval` in order, in batches of any size.
+
+        Raises:
+            ValueError: the file is damaged or has changed, or an id is not a whole number; the
+                message names file and row group.
+        """
+        if self._place != (interval.path, interval.row_group) or interval.start < self._position:
+            self._open(interval)
+        while self._position < interval.stop:
+            rows = self._rest if self._rest is not None else self._next(interval)
+            skipped = min(max(interval.start - self._position, 0), rows.num_rows)
+            taken = min(interval.stop - self._position, rows.num_rows) - skipped
+            used = skipped + taken
+            self._rest = rows.slice(used) if used < rows.num_rows else None
+            self._position += used
+            if taken:
+                yield rows.slice(skipped, taken)
+
+    def close(self) -> None:
+        """Close the open file."""
+        self._stream, self._rest, self._place = iter(()), None, ("", -1)
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _open(self, interval: RowInterval) -> None:
+        """Open the row group of `interval` at its first row."""
+        try:
+            if self._file is None or self._place[0] != interval.path:
+                self.close()
+                self._file = pq.ParquetFile(
+                    interval.path, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False
+                )
+            self._stream = self._file.iter_batches(
+                batch_size=_CHUNK_ROWS,
+                row_groups=[interval.row_group],
+                columns=self._columns,
+                use_threads=False,
+            )
+        except (pa.ArrowException, OSError, IndexError) as error:
+            self.close()
+            raise _damaged(interval, error) from error
+        self._place, self._position = (interval.path, interval.row_group), 0
+        self._rest = None
+
+    def _next(self, interval: RowInterval) -> pa.RecordBatch:
+        """Decode the next rows of the open row group, in uniform types."""
+        try:
+            rows = next(self._stream)
+        except StopIteration:
+            promised = f"it ends at row {self._position}, and row {interval.stop} was promised"
+            self.close()
+            raise _damaged(interval, promised) from None
+        except (pa.ArrowException, OSError) as error:
+            self.close()
+            raise _damaged(interval, error) from error
+        if interval.start >= self._position + rows.num_rows:
+            return rows  # passed over
+        names, columns = rows.schema.names, []
+        for name, column in zip(names, rows.columns, strict=True):
+            try:
+                if name in self._lists and pa.types.is_null(column.type):
+                    column = column.cast(pa.list_(pa.null()))
+                columns.append(_uniform(column, name, name in self._integers))
+            except RowError as error:
+                row = error.row if name not in self._lists else read_lists(column).row_of(error.row)
+                raise ValueError(
+                    f"{error.message}, at row {self._position + row} of row group "
+                    f"{interval.row_group} of {interval.path}"
+                ) from error
+        return pa.RecordBatch.from_arrays(columns, names)
+
+
+def _damaged(interval: RowInterval, reason: object) -> ValueError:
+    """Return the error that names the place."""
+    return ValueError(
+        f"{interval.path}, row group {interval.row_group}: cannot be read ({reason}); the file is "
+        "damaged, or has changed since its footer was read: write it again"
+    )
+
+
+def _uniform(array: pa.Array, column: str, is_integer: bool) -> pa.Array:
+    """Convert a column to int64 or float64, or lists of them; nulls stay nulls."""
+    if is_list(array.type):
+        return _with_values(array, _uniform(array.values, column, is_integer))
+    kind = kind_of(array.type)
+    if pa.types.is_timestamp(array.type) and array.type.unit != "ms":
+        array = array.cast(pa.timestamp("ms", array.type.tz), safe=False)
+    if array.type == (pa.int64() if is_integer else pa.float64()):
+        return array
+    if is_integer or kind in ("text", "date", "timestamp"):
+        values, missing = to_integers(array, f"column {column!r}")
+        return pa.array(values, mask=missing)
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
+    return array.cast(pa.float64(), safe=False)
+
+
+def _with_values(lists: pa.Array, values: pa.Array) -> pa.Array:
+    """Return the same lists, with the same nulls, over other values; always of type list."""
+    if pa.types.is_fixed_size_list(lists.type):
+        size = lists.type.list_size
+        starts = np.arange(lists.offset, lists.offset + len(lists) + 1, dtype=np.int32) * size
+        offsets = pa.array(starts)
+    else:
+        offsets = lists.offsets.cast(pa.int32())
+    mask = lists.is_null() if lists.null_count else None
+    return pa.ListArray.from_arrays(offsets, values, mask=mask)
