@@ -9,6 +9,7 @@ Shapes: B examples per rank, R ranks.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -113,19 +114,22 @@ def parallelize(
         runtime.world_size, runtime.local_world_size, runtime.device.type
     )
     plan = plan_sharding(model, config.sharding, topology, batch_size, runtime.group)
-    module = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(runtime.group),
-        device=runtime.device,
-        plan=plan,
-        sharders=sharders(),
-        data_parallel_wrapper=DefaultDataParallelWrapper(
-            bucket_cap_mb=config.bucket_megabytes,
-            # A static graph would forbid a tower that changes its form after warm-up.
-            static_graph=False,
-            find_unused_parameters=config.find_unused_parameters,
-        ),
-    )
+    with warnings.catch_warnings():
+        # TorchRec passes DistributedDataParallel an argument that torch is about to rename.
+        warnings.filterwarnings("ignore", message="`broadcast_buffers`", category=FutureWarning)
+        module = DistributedModelParallel(
+            model,
+            env=ShardingEnv.from_process_group(runtime.group),
+            device=runtime.device,
+            plan=plan,
+            sharders=sharders(),
+            data_parallel_wrapper=DefaultDataParallelWrapper(
+                bucket_cap_mb=config.bucket_megabytes,
+                # A static graph would forbid a tower that changes its form after warm-up.
+                static_graph=False,
+                find_unused_parameters=config.find_unused_parameters,
+            ),
+        )
     layer.reset_parameters()
     dense = dict(in_backward_optimizer_filter(module.named_parameters()))
     left = sorted(name for name in dense if name.startswith("embeddings."))

@@ -8,6 +8,7 @@ traceback; one that hangs is killed with its processes, and the next call starts
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import socket
@@ -44,7 +45,7 @@ class Processes:
             AssertionError: a rank failed; the message is its traceback.
             TimeoutError: a rank did not finish in time.
         """
-        self._grow(world_size)
+        self._grow(max(2, world_size))
         port = _free_port()
         connections = [connection for _, connection in self._workers[:world_size]]
         for rank, connection in enumerate(connections):
@@ -107,6 +108,8 @@ class Processes:
 
 def _serve(connection: Connection) -> None:
     """Run what is sent until the other side hangs up."""
+    from torchrec.distributed import collective_utils
+
     from trainer import runtime
 
     connection.send("ready")
@@ -123,13 +126,17 @@ def _serve(connection: Connection) -> None:
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(port),
         )
+        # TorchRec agrees on this once a process, which hangs when processes meet in changing groups.
+        collective_utils._INITIALIZED = False
         started = None
+        faulthandler.dump_traceback_later(0.9 * timeout)  # says where a rank hangs
         try:
             config = runtime.RuntimeConfig(device="cpu", timeout_seconds=timeout, num_threads=1)
             started = runtime.start(config)
             answer = (True, function(started, *arguments))
         except BaseException:
             answer = (False, traceback.format_exc())
+        faulthandler.cancel_dump_traceback_later()
         # Answer first: a rank that failed may not be able to leave its group.
         connection.send(answer)
         if started is not None:
