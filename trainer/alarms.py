@@ -36,7 +36,7 @@ ADVICE = {
     ),
     "auc_stuck": (
         "Nothing is being learnt about order. Likely causes: features that do not reach the model "
-        "(a wrong column, every id out of vocabulary); labels that belong to other rows; a learning "
+        "(a wrong column, every id out of vocabulary); labels of other rows; a learning "
         "rate near 0. Way out: check the ingestion statistics, then train on 1,000 rows until they "
         "are memorised."
     ),
@@ -52,7 +52,7 @@ class Alarms:
 
     after_steps: steps of warm-up without alarms (a loss that is not finite rings at once).
     intervals: points in a row that make a stuck AUC or a slow input.
-    Attributes: ringing (names true of the latest point), first_steps (name -> first step).
+    Attributes: ringing (names true of the latest point), first_steps (step by name).
     """
 
     def __init__(self, after_steps: int, intervals: int) -> None:

@@ -14,8 +14,9 @@ max_bins. A single score that is heavier stays alone. Within a bin the order is 
 
     error <= 1/2 sum_b p_b n_b <= 1/2 sum_b m_b^2 <= 0.75 t,    2.9e-6 at the default 2^21 bins
 
-whatever the distribution. Later scores join the bin they fall into; a bin that grows past 2 t is
-cut, its mass spread evenly over the pieces (also done where the bins of two ranks overlap).
+whatever the distribution. Later scores join the bin they fall into, unless it would grow past 2 t:
+then they stay apart and cut that bin, whose older mass is spread evenly over the pieces. The bins
+of two ranks are merged in the same way where they overlap.
 
 Shapes: N scores, M bins.
 """
@@ -32,7 +33,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 MAX_BINS = 2**21
-_PIECES = 16
 
 
 def rank_keys(scores: NDArray[np.float32]) -> Ints:
@@ -154,21 +154,39 @@ class ScoreDistribution:
         keys = keys[starts]
         positive = np.add.reduceat(positive[order], starts, dtype=np.float64)
         negative = np.add.reduceat(negative[order], starts, dtype=np.float64)
-        bins = len(self._low)
         owner = np.searchsorted(self._low, keys, "right") - 1
         inside = owner >= 0
         inside[inside] = keys[inside] < self._high[owner[inside]]
-        if bins:
-            self._positive += np.bincount(owner[inside], positive[inside], bins)
-            self._negative += np.bincount(owner[inside], negative[inside], bins)
-        fresh = keys[~inside]
-        low = np.concatenate([self._low, fresh])
+        crowded = self._absorb(owner, inside, positive, negative)
+        fresh = ~inside
+        low = np.concatenate([self._low, keys[fresh]])
         order = np.argsort(low, kind="stable")
         self._low = low[order]
-        self._high = np.concatenate([self._high, fresh + 1])[order]
-        self._positive = np.concatenate([self._positive, positive[~inside]])[order]
-        self._negative = np.concatenate([self._negative, negative[~inside]])[order]
+        self._high = np.concatenate([self._high, keys[fresh] + 1])[order]
+        self._positive = np.concatenate([self._positive, positive[fresh]])[order]
+        self._negative = np.concatenate([self._negative, negative[fresh]])[order]
+        if crowded.any():
+            keys = keys[crowded]
+            self._merge(keys, keys + 1, positive[crowded], negative[crowded])
         self._bound()
+
+    def _absorb(
+        self, owner: Ints, inside: NDArray[np.bool_], positive: Floats, negative: Floats
+    ) -> NDArray[np.bool_]:
+        """Add scores to the bins they fall into; return those whose bin would become too heavy."""
+        crowded = np.zeros(len(owner), bool)
+        if not inside.any():
+            return crowded
+        bins = len(self._low)
+        more_positive = np.bincount(owner[inside], positive[inside], bins)
+        more_negative = np.bincount(owner[inside], negative[inside], bins)
+        share = (self._positive + more_positive) / (self._positive.sum() + positive.sum() or 1.0)
+        share += (self._negative + more_negative) / (self._negative.sum() + negative.sum() or 1.0)
+        heavy = (self._high - self._low > 1) & (share / 2 > 2 * self.tolerance)
+        crowded[inside] = heavy[owner[inside]]
+        self._positive += np.where(heavy, 0, more_positive)
+        self._negative += np.where(heavy, 0, more_negative)
+        return crowded
 
     def _merge(self, low: Ints, high: Ints, positive: Floats, negative: Floats) -> None:
         """Add sorted bins; overlapping bins are cut at each other's edges, mass spread evenly."""
@@ -191,36 +209,21 @@ class ScoreDistribution:
         self._positive, self._negative = totals[0, used], totals[1, used]
         self._bound()
 
-    def _mass(self) -> Floats:
-        """Return every bin's mean share of positives and negatives (M,)."""
-        positive, negative = self._positive.sum(), self._negative.sum()
-        return (self._positive / (positive or 1.0) + self._negative / (negative or 1.0)) / 2
-
     def _bound(self) -> None:
-        """Cut joined bins that are too heavy, then join light ones if there are too many."""
-        width = self._high - self._low
-        if (width > 1).any():
-            heavy = (width > 1) & (self._mass() > 2 * self.tolerance)
-            if heavy.any():
-                pieces = np.where(heavy, np.minimum(width, _PIECES), 1)
-                owner, place = _repeat(pieces)
-                start, span, count = self._low[owner], width[owner], pieces[owner]
-                self._low = start + span * place // count
-                self._high = start + span * (place + 1) // count
-                share = (self._high - self._low) / span
-                self._positive = self._positive[owner] * share
-                self._negative = self._negative[owner] * share
-        if len(self._low) > self.max_bins:
-            mass = self._mass()
-            alone = mass > self.tolerance / 2
-            level = ((np.cumsum(mass) - mass) / self.tolerance).astype(np.int64)
-            opens = np.ones(len(mass), bool)
-            opens[1:] = (level[1:] != level[:-1]) | alone[1:] | alone[:-1]
-            starts = np.flatnonzero(opens)
-            ends = np.append(starts[1:], len(mass)) - 1
-            self._low, self._high = self._low[starts], self._high[ends]
-            self._positive = np.add.reduceat(self._positive, starts)
-            self._negative = np.add.reduceat(self._negative, starts)
+        """Join light neighbours if there are too many bins."""
+        if len(self._low) <= self.max_bins:
+            return
+        mass = self._positive / (self._positive.sum() or 1.0)
+        mass = (mass + self._negative / (self._negative.sum() or 1.0)) / 2
+        alone = mass > self.tolerance / 2
+        level = ((np.cumsum(mass) - mass) / self.tolerance).astype(np.int64)
+        opens = np.ones(len(mass), bool)
+        opens[1:] = (level[1:] != level[:-1]) | alone[1:] | alone[:-1]
+        starts = np.flatnonzero(opens)
+        ends = np.append(starts[1:], len(mass)) - 1
+        self._low, self._high = self._low[starts], self._high[ends]
+        self._positive = np.add.reduceat(self._positive, starts)
+        self._negative = np.add.reduceat(self._negative, starts)
 
 
 def binary_auc(positive: Floats, negative: Floats) -> float:

@@ -38,15 +38,19 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
         file.write(json.dumps(json_ready(record), allow_nan=False) + "\n")
 
 
-def truncate(path: Path, step: int) -> None:
-    """Remove lines beyond `step`, and a last line that a crash cut short."""
+def truncate(path: Path, step: int) -> dict[str, Any]:
+    """Remove lines beyond `step` or cut short by a crash; return the last that stays, or {}."""
+    latest: dict[str, Any] = {}
     if not path.exists():
-        return
+        return latest
     kept = []
     for line in path.read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(ValueError):
-            if json.loads(line)["step"] <= step:
+            record = json.loads(line)
+            if record["step"] <= step:
                 kept.append(line + "\n")
+                latest = record
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text("".join(kept), encoding="utf-8")
     os.replace(partial, path)
+    return latest

@@ -100,39 +100,38 @@ class Telemetry:
         self._alarms = Alarms(config.alarm_after_steps, config.alarm_intervals)
         self._window = Window(config.window_examples)
         self._last: StepReport | None = None
-        self._written_step = 0
-        self._rows = 0
         self._progress: Progress | None = None
         if self.speaks and config.mode == "rich" and sys.stderr.isatty():
             self._progress = _progress_bar()
-        self.start()
+        self._begun = False
 
     @property
     def alarms(self) -> dict[str, int]:
         """Alarms raised so far, by name, with the step of their first ring."""
         return dict(self._alarms.first_steps)
 
-    def start(self, step: int = 0, rows: int = 0) -> None:
-        """Begin after `step` steps and `rows` rows: 0 for a new run, more when one is resumed.
+    def start(self, step: int = 0) -> None:
+        """Begin after `step` finished steps: 0 for a new run, more when one is resumed.
 
-        Points of the curve beyond `step` are removed: those steps will be trained again.
+        Points of the curve beyond `step` are removed: those steps will be trained again. Without
+        this call the first update or evaluation begins where it finds itself.
         """
+        self._begun = True
         self._started = self._interval_started = time.perf_counter()
         self._first_step = self._written_step = self._interval_step = step
-        self._rows = self._interval_rows = rows
         self._interval_wait = self.timer.seconds
         self._reset_loss()
         if not self.speaks:
             return
         self.output_dir.mkdir(parents=True, exist_ok=True)
-        for name in ("curves.jsonl", "evaluations.jsonl"):
-            truncate(self.output_dir / name, step)
+        truncate(self.output_dir / "evaluations.jsonl", step)
+        latest = truncate(self.output_dir / "curves.jsonl", step)
+        self._rows = self._interval_rows = latest.get("rows", 0)
         if self._progress is not None:
             self._progress.start()
             for task in self._progress.task_ids:
                 self._progress.remove_task(task)
-            # TimeRemainingColumn measures from here, so steps of an earlier process do not count as
-            # speed.
+            # A new task, so that the steps of an earlier process do not count as speed.
             self._task = self._progress.add_task(
                 "train",
                 total=self.total_steps,
@@ -145,6 +144,8 @@ class Telemetry:
         """Take note of a finished step; report if an interval or the run ends with it."""
         if not self.speaks:
             return
+        if not self._begun:
+            self.start(report.step - 1)
         self._last = report
         self._rows += report.rows
         self._add_loss(report.loss)
@@ -162,6 +163,8 @@ class Telemetry:
         """Append an evaluation to DIR/evaluations.jsonl and say its main numbers."""
         if not self.speaks:
             return
+        if not self._begun:
+            self.start(step)
         append(self.output_dir / "evaluations.jsonl", {"step": step, **metrics})
         names = [
             name for name in ("auc", "gauc", "logloss", "ne", "calibration") if name in metrics
