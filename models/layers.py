@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,19 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "silu": functional.silu,
 }
+
+
+def check_choices(config: object, section: str) -> None:
+    """Raise ValueError if a `Literal` field of the dataclass `config` holds another value.
+
+    section: how the message names the configuration.
+    """
+    for name, hint in get_type_hints(type(config)).items():
+        choices = get_args(hint) if get_origin(hint) is Literal else ()
+        value = getattr(config, name)
+        if choices and value not in choices:
+            expected = ", ".join(map(str, choices))
+            raise ValueError(f"{section}: {name} must be one of {expected}; got {value!r}")
 
 
 def make_norm(kind: NormKind, dim: int, eps: float) -> nn.Module:
