@@ -107,11 +107,14 @@ def node_script(words: list[str], nodes: int, port: int, threads: int) -> str:
     if nodes == 1:
         rendezvous = "--rdzv-endpoint localhost:0"  # one agent: it binds a free port itself
     else:
-        # The local scheduler says "localhost". Then every node must be reached over loopback: a
-        # laptop's own host name often resolves to an address that does not answer.
-        lines.append(f"host=$${{{specs.macros.rank0_env}:-}}")
-        lines.append('[ "$$host" = localhost ] && address="--local-addr localhost" || address=')
-        rendezvous = f'$$address --rdzv-endpoint "$${{host:-localhost}}:{port}"'
+        # On one machine every node must be reached over loopback: a laptop's own host name often
+        # resolves to an address that does not answer. (Node 0 being called localhost says nothing:
+        # Kubernetes calls it so in its own pod.)
+        lines.append(
+            "address=; case $$TORCHX_JOB_ID in local_cwd:*) address=--local-addr=localhost; esac"
+        )
+        lines.append(f"host=$${{{specs.macros.rank0_env}:-localhost}}")
+        rendezvous = f'$$address --rdzv-endpoint "$$host:{port}"'
     quoted = " ".join(quote(word) for word in words)
     lines.append(f'exec "$$python" -m torch.distributed.run {rendezvous} {quoted}')
     return "; ".join(lines)
