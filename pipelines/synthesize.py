@@ -24,11 +24,11 @@ import pyarrow as pa
 import yaml
 from numpy.typing import NDArray
 
-from embeddings.schema import DenseFeature, Label, Schema, SparseFeature, Table
 from pipelines.clicks import ClickConfig
 from pipelines.pages import DENSE, TASKS, to_table
 from pipelines.partition import PartitionConfig, write_json
 from pipelines.statistics import Statistics
+from trainer.schemas import demo as demo_schema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,47 +50,6 @@ class SynthesisConfig:
             date.fromisoformat(self.start)
         except ValueError as error:
             raise ValueError(f"start must be a date YYYY-MM-DD, got {self.start!r}") from error
-
-
-def demo_schema() -> Schema:
-    """Return the generated log's schema; items and categories share tables with the history."""
-    sizes = {
-        "user": 16_384,
-        "item": 16_384,
-        "category": 64,
-        "brand": 1_024,
-        "country": 64,
-        "device": 8,
-        "position": 32,
-        "hour": 32,
-        "age": 256,
-    }
-    history: dict[str, Any] = {"kind": "sequence", "max_length": 20, "history": "hist"}
-    return Schema(
-        tables=tuple(
-            Table(name=name, num_embeddings=size, embedding_dim=16) for name, size in sizes.items()
-        ),
-        sparse=(
-            SparseFeature(name="user_id", table="user"),
-            SparseFeature(name="country", table="country"),
-            SparseFeature(name="device", table="device", transform="identity"),
-            SparseFeature(name="position", table="position", transform="identity"),
-            SparseFeature(name="hour", table="hour", column="timestamp", transform="hour_of_day"),
-            SparseFeature(name="item_id", table="item", side="item"),
-            SparseFeature(name="category_id", table="category", side="item"),
-            SparseFeature(name="brand_id", table="brand", side="item"),
-            SparseFeature(name="hist_item", table="item", **history),
-            SparseFeature(name="hist_category", table="category", **history),
-            SparseFeature(
-                name="hist_age", table="age", column="hist_age_s", transform="log_square", **history
-            ),
-        ),
-        dense=tuple(DenseFeature(name=name, transform="log1p") for name in DENSE),
-        labels=tuple(Label(name=name) for name in TASKS),
-        user="user_id",
-        timestamp="timestamp",
-        history_actions={"hist": "hist_action"},
-    )
 
 
 def generate(config: SynthesisConfig) -> Iterator[tuple[str, pa.Table, NDArray[np.float64]]]:

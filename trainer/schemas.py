@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Schemas of the public logs that the recipes name, and of the generated one.
 
+`demo`: what pipelines.synthesize writes.
 `globo`: sessions of a news portal, one row a click, label: does another click follow in the session.
 `criteo`: 13 counts and 26 ids (int64 or strings), as in the public Criteo sets.
 `frappe`: app use in context. `movielens`: rating >= 4 (MovieLens-100K columns).
@@ -8,7 +9,51 @@
 
 from __future__ import annotations
 
-from embeddings.schema import Label, Schema, SparseFeature, Table
+from typing import Any
+
+from embeddings.schema import DenseFeature, Label, Schema, SparseFeature, Table
+
+
+def demo() -> Schema:
+    """Return the generated log's schema; items and categories share tables with the history."""
+    dense = ("price", "item_age_h", "user_clicks", "since_last_s")
+    sizes = {
+        "user": 16_384,
+        "item": 16_384,
+        "category": 64,
+        "brand": 1_024,
+        "country": 64,
+        "device": 8,
+        "position": 32,
+        "hour": 32,
+        "age": 256,
+    }
+    history: dict[str, Any] = {"kind": "sequence", "max_length": 20, "history": "hist"}
+    return Schema(
+        tables=tuple(
+            Table(name=name, num_embeddings=size, embedding_dim=16) for name, size in sizes.items()
+        ),
+        sparse=(
+            SparseFeature(name="user_id", table="user"),
+            SparseFeature(name="country", table="country"),
+            SparseFeature(name="device", table="device", transform="identity"),
+            SparseFeature(name="position", table="position", transform="identity"),
+            SparseFeature(name="hour", table="hour", column="timestamp", transform="hour_of_day"),
+            SparseFeature(name="item_id", table="item", side="item"),
+            SparseFeature(name="category_id", table="category", side="item"),
+            SparseFeature(name="brand_id", table="brand", side="item"),
+            SparseFeature(name="hist_item", table="item", **history),
+            SparseFeature(name="hist_category", table="category", **history),
+            SparseFeature(
+                name="hist_age", table="age", column="hist_age_s", transform="log_square", **history
+            ),
+        ),
+        dense=tuple(DenseFeature(name=name, transform="log1p") for name in dense),
+        labels=tuple(Label(name=name) for name in ("click", "like")),
+        user="user_id",
+        timestamp="timestamp",
+        history_actions={"hist": "hist_action"},
+    )
 
 
 def globo() -> Schema:
@@ -22,9 +67,9 @@ def globo() -> Schema:
     ages = (2, 3, 5, 10)
     return Schema(
         tables=(
-            Table(name="article", num_embeddings=65_536, embedding_dim=16),
+            Table(name="article", num_embeddings=131_072, embedding_dim=16),
             Table(name="topic", num_embeddings=256, embedding_dim=16),
-            Table(name="user", num_embeddings=131_072, embedding_dim=16),
+            Table(name="user", num_embeddings=262_144, embedding_dim=16),
             *(Table(name=name, num_embeddings=256, embedding_dim=16) for name in context),
             Table(name="hour_of_day", num_embeddings=32, embedding_dim=16),
             Table(name="hour_of_week", num_embeddings=256, embedding_dim=16),

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: MIT
+"""How each log is trained on: schema, days, batch size, optimizers - the same for every tower.
+
+One protocol a log, because a change of optimizer can move a model further than a change of tower does
+(papers' comparisons suffer from it); a recipe adds only the tower and its tokenizer.
+"""
+
+from __future__ import annotations
+
+from embeddings.optimizer import SparseOptimizerConfig
+from embeddings.schema import Schema
+from models.ranking import ModelConfig
+from trainer import schemas
+from trainer.config import DataConfig, TrainConfig
+from trainer.data.loader import LoaderConfig
+from trainer.optimizer import DenseOptimizerConfig, ScheduleConfig
+from trainer.precision import PrecisionConfig
+from trainer.telemetry import TelemetryConfig
+
+
+def demo(recipe: str, model: ModelConfig) -> TrainConfig:
+    """Return a run on the generated log: three days to train on, the fourth to test."""
+    return _config(
+        recipe,
+        model,
+        schemas.demo(),
+        DataConfig(train_days="2026-01-01:2026-01-03", test_days="2026-01-04"),
+        batch_size=512,
+        warmup_steps=10,
+    )
+
+
+def globo(recipe: str, model: ModelConfig) -> TrainConfig:
+    """Return a run on Globo's sessions: eleven days to train on, in order, the twelfth to test."""
+    return _config(
+        recipe,
+        model,
+        schemas.globo(),
+        DataConfig(train_days="2017-10-01:2017-10-11", test_days="2017-10-12"),
+        batch_size=1024,
+        warmup_steps=10,
+    )
+
+
+def criteo(recipe: str, model: ModelConfig) -> TrainConfig:
+    """Return a run on a Criteo log without days: the first three quarters train, the rest tests."""
+    return _config(
+        recipe,
+        model,
+        schemas.criteo(),
+        DataConfig(train_rows="0:0.75", test_rows="0.75:1"),
+        batch_size=256,
+        warmup_steps=10,
+    )
+
+
+def frappe(recipe: str, model: ModelConfig) -> TrainConfig:
+    """Return a run on Frappe: data.path is the training file, data.test_path the test file."""
+    return _config(
+        recipe, model, schemas.frappe(), DataConfig(), batch_size=256, warmup_steps=10, epochs=3
+    )
+
+
+def movielens(recipe: str, model: ModelConfig) -> TrainConfig:
+    """Return a run on MovieLens-100K: the first 80 % of the ratings train, the rest test."""
+    return _config(
+        recipe,
+        model,
+        schemas.movielens(),
+        DataConfig(train_rows="0:0.8", test_rows="0.8:1"),
+        batch_size=256,
+        warmup_steps=10,
+    )
+
+
+def _config(
+    recipe: str,
+    model: ModelConfig,
+    schema: Schema,
+    data: DataConfig,
+    *,
+    batch_size: int,
+    warmup_steps: int,
+    epochs: int = 1,
+) -> TrainConfig:
+    """Return a configuration with the optimizers that all protocols share.
+
+    The tables' eps is large on purpose: it damps the first steps of rows seen once or twice. Their rate
+    does not decay, the dense one falls to zero.
+    """
+    return TrainConfig(
+        recipe=recipe,
+        schema=schema,
+        data=data,
+        loader=LoaderConfig(batch_size=batch_size, order="time"),
+        model=model,
+        dense=DenseOptimizerConfig(
+            learning_rate=1e-3,
+            schedule=ScheduleConfig(warmup_steps=warmup_steps, decay="linear", scale_sparse=False),
+        ),
+        sparse=SparseOptimizerConfig(kind="rowwise_adagrad", learning_rate=0.05, eps=1e-5),
+        precision=PrecisionConfig(max_norm=1.0),
+        log=TelemetryConfig(interval_steps=20),
+        epochs=epochs,
+    )

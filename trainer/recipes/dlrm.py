@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: MIT
+"""DLRM on each log. A run: python -m trainer.train dlrm.demo --output DIR --data.path LOGS."""
+
+from __future__ import annotations
+
+from models.baselines.dlrm import DLRMConfig
+from models.ranking import ModelConfig
+from models.tokens import TokenizerConfig
+from trainer import protocols
+from trainer.config import TrainConfig
+
+
+def demo() -> TrainConfig:
+    """DLRM, the baseline, on the generated log: a minute on 2 cores."""
+    return protocols.demo("dlrm.demo", _model())
+
+
+def globo() -> TrainConfig:
+    """DLRM on Globo's sessions, train 2017-10-01..11, test 2017-10-12."""
+    return protocols.globo("dlrm.globo", _model())
+
+
+def criteo() -> TrainConfig:
+    """DLRM on a Criteo log."""
+    return protocols.criteo("dlrm.criteo", _model())
+
+
+def frappe() -> TrainConfig:
+    """DLRM on Frappe's contexts."""
+    return protocols.frappe("dlrm.frappe", _model())
+
+
+def movielens() -> TrainConfig:
+    """DLRM on MovieLens-100K."""
+    return protocols.movielens("dlrm.movielens", _model())
+
+
+def _model() -> ModelConfig:
+    return ModelConfig(tower=DLRMConfig(), tokenizer=TokenizerConfig(token_dim=16))

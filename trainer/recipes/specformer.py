@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT
+"""SpecFormer on each log. A run: python -m trainer.train specformer.demo --output DIR --data.path LOGS."""
+
+from __future__ import annotations
+
+from models.specformer import SpecFormerConfig
+from models.ranking import ModelConfig
+from models.tokens import TokenizerConfig
+from trainer import protocols
+from trainer.config import TrainConfig
+
+
+def demo() -> TrainConfig:
+    """SpecFormer on the generated log: a minute on 2 cores."""
+    return protocols.demo("specformer.demo", _model())
+
+
+def globo() -> TrainConfig:
+    """SpecFormer on Globo's sessions, train 2017-10-01..11, test 2017-10-12."""
+    return protocols.globo("specformer.globo", _model())
+
+
+def criteo() -> TrainConfig:
+    """SpecFormer on a Criteo log: one token a field, as in the paper."""
+    return protocols.criteo("specformer.criteo", _model())
+
+
+def frappe() -> TrainConfig:
+    """SpecFormer on Frappe's contexts."""
+    return protocols.frappe("specformer.frappe", _model())
+
+
+def movielens() -> TrainConfig:
+    """SpecFormer on MovieLens-100K."""
+    return protocols.movielens("specformer.movielens", _model())
+
+
+def _model() -> ModelConfig:
+    return ModelConfig(
+        tower=SpecFormerConfig(num_layers=3, ffn_ratio=2.0, logit_scale="rsqrt_dim"),
+        tokenizer=TokenizerConfig(token_dim=32),
+    )

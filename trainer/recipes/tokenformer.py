@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: MIT
+"""TokenFormer on each log. A run: python -m trainer.train tokenformer.demo --output DIR --data.path LOGS."""
+
+from __future__ import annotations
+
+from models.tokenformer import TokenFormerConfig
+from models.ranking import ModelConfig
+from models.tokens import TokenizerConfig
+from trainer import protocols
+from trainer.config import TrainConfig
+
+
+def demo() -> TrainConfig:
+    """TokenFormer on the generated log, scoring each impression: a minute on 2 cores."""
+    return protocols.demo("tokenformer.demo", _model(max_length=20))
+
+
+def demo_user_centric() -> TrainConfig:
+    """TokenFormer on the generated log, learning from every past event's action as well."""
+    return protocols.demo("tokenformer.demo_user_centric", _model(max_length=20, user_centric=True))
+
+
+def globo() -> TrainConfig:
+    """TokenFormer on Globo's sessions, train 2017-10-01..11, test 2017-10-12."""
+    return protocols.globo("tokenformer.globo", _model(max_length=10))
+
+
+def criteo() -> TrainConfig:
+    """TokenFormer on a Criteo log, which has no history: fields and one learned target."""
+    return protocols.criteo("tokenformer.criteo", _model(max_length=1))
+
+
+def frappe() -> TrainConfig:
+    """TokenFormer on Frappe's contexts, which have no history."""
+    return protocols.frappe("tokenformer.frappe", _model(max_length=1))
+
+
+def movielens() -> TrainConfig:
+    """TokenFormer on MovieLens-100K, which has no history."""
+    return protocols.movielens("tokenformer.movielens", _model(max_length=1))
+
+
+def _model(max_length: int, user_centric: bool = False) -> ModelConfig:
+    return ModelConfig(
+        tower=TokenFormerConfig(
+            mode="user_centric" if user_centric else "impression", max_length=max_length
+        ),
+        tokenizer=TokenizerConfig(token_dim=32),
+    )
