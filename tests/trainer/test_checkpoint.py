@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: MIT
+"""Checkpoints are complete or absent, and never run code on the way back."""
+
+import json
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainer import checkpoint
+from trainer.checkpoint import CheckpointConfig
+
+
+@pytest.fixture(autouse=True)
+def one_process():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def tensors() -> dict:
+    return {"model": {"weight": torch.arange(6.0).view(2, 3)}, "random": {"rank0": torch.ones(4)}}
+
+
+def test_a_checkpoint_comes_back_bit_for_bit_with_its_manifest(tmp_path):
+    path = checkpoint.save(tensors(), tmp_path, 7, {"rows": 70})
+    assert path == tmp_path / "step-7"
+    loaded = {"model": {"weight": torch.zeros(2, 3)}}
+    checkpoint.load(loaded, path)
+    assert torch.equal(loaded["model"]["weight"], tensors()["model"]["weight"])
+    manifest = checkpoint.read_manifest(path)
+    assert (manifest["step"], manifest["rows"], manifest["world_size"]) == (7, 70, 1)
+    assert checkpoint.tensor_names(path) == {"model.weight", "random.rank0"}
+
+
+def test_saving_again_into_the_same_step_replaces_it(tmp_path):
+    checkpoint.save(tensors(), tmp_path, 7, {"rows": 1})
+    checkpoint.save(tensors(), tmp_path, 7, {"rows": 2})
+    assert checkpoint.read_manifest(tmp_path / "step-7")["rows"] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["step-7"]
+
+
+def test_an_unfinished_save_is_invisible_and_the_next_one_cleans_it_up(tmp_path, monkeypatch):
+    checkpoint.save(tensors(), tmp_path, 5, {})
+
+    def crash(*_, **__):
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.json, "dump", crash)
+        with pytest.raises(OSError, match="disk full"):
+            checkpoint.save(tensors(), tmp_path, 9, {})
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-5"]
+    checkpoint.save(tensors(), tmp_path, 9, {})
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-5", "step-9"]
+
+
+def test_pruning_keeps_the_newest_by_number_not_by_name(tmp_path):
+    for step in (9, 10, 100):
+        checkpoint.save(tensors(), tmp_path, step, {})
+    checkpoint.prune(tmp_path, 2)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-10", "step-100"]
+
+
+def test_a_tensor_that_the_checkpoint_lacks_is_named(tmp_path):
+    path = checkpoint.save(tensors(), tmp_path, 1, {})
+    with pytest.raises(ValueError, match=r"lacks 1 of the tensors asked for.*model\.other"):
+        checkpoint.load({"model": {"other": torch.zeros(1)}}, path)
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused_with_the_near_one(tmp_path):
+    checkpoint.save(tensors(), tmp_path / "checkpoints", 3, {})
+    with pytest.raises(ValueError, match="did you mean .*step-3"):
+        checkpoint.read_manifest(tmp_path)
+    path = tmp_path / "checkpoints" / "step-3" / "manifest.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match="damaged"):
+        checkpoint.read_manifest(path.parent)
+
+
+class Attack:
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+def test_an_index_that_names_foreign_classes_is_not_executed(tmp_path, capsys):
+    path = checkpoint.save(tensors(), tmp_path, 1, {})
+    (path / ".metadata").write_bytes(pickle.dumps(Attack()))
+    with pytest.raises(ValueError, match=r"names builtins\.print"):
+        checkpoint.load(tensors(), path)
+    assert "executed" not in capsys.readouterr().out
+
+
+def test_an_adam_state_exists_before_the_first_step():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([parameter])
+    state = checkpoint.optimizer_tensors(optimizer, {"w": parameter})
+    assert set(state["w"]) == {"step", "exp_avg", "exp_avg_sq"}
+    assert json.dumps(sorted(state)) == '["w"]'
+
+
+def test_bad_intervals_are_refused():
+    with pytest.raises(ValueError, match="keep must be at least 1"):
+        CheckpointConfig(keep=0)
