@@ -189,6 +189,19 @@ def test_a_wrong_topology_ends_the_command_without_a_stack_trace() -> None:
     assert ending.value.code == 1
 
 
+@pytest.mark.parametrize("document", ["README.md", "deploy/README.md"])
+def test_documented_commands_are_accepted(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = re.findall(r"^\s*torchx run (-s local_cwd .*)$", text, re.MULTILINE)
+    assert commands
+    for command in commands:
+        _, scheduler, component, *words = shlex.split(command)
+        assert component == "deploy/components.py:train"
+        assert "-m trainer.train specformer.demo" in re.sub(
+            r"'\s+'", "", dry_run(scheduler, *words)
+        )
+
+
 TOY = """
 import sys
 import torch

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: MIT
+"""What the repository promises of itself: who imports what, and that documents are true."""
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("embeddings", "models", "trainer", "pipelines", "deploy")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def tracked() -> list[Path]:
+    """Files that are, or would be, committed."""
+    words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / line for line in listing.splitlines() if (ROOT / line).is_file()]
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of what a file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_every_import_is_one_that_its_package_may_make() -> None:
+    words = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()"]
+    done = subprocess.run([*words, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_models_are_single_device_code() -> None:
+    guilty = {
+        name(path)
+        for path in MODULES
+        if path.is_relative_to(ROOT / "models")
+        and any(module.startswith("torch.distributed") for module in imports(path))
+    }
+    assert not guilty
+
+
+def test_only_the_runtime_reads_the_environment() -> None:
+    reads = re.compile(r"\bos\.(environ|getenv)\b|\bfrom os import .*\b(environ|getenv)\b")
+    guilty = {name(path) for path in MODULES if reads.search(path.read_text(encoding="utf-8"))}
+    assert guilty <= {"trainer/runtime.py"}
+
+
+def test_the_launch_component_stands_alone() -> None:
+    allowed = {*sys.stdlib_module_names, "torchx"}
+    found = {module.split(".")[0] for module in imports(ROOT / "deploy" / "components.py")}
+    assert found <= allowed
+
+
+def test_no_package_file_where_it_would_shadow_another() -> None:
+    # docker/ would shadow the SDK that torchx imports; tests/ would shadow tests of other packages.
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+    assert not list((ROOT / "docker").rglob("*.py"))
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_a_file_opens_with_its_role(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(source))
+    assert docstring
+    if path.name != "__init__.py":
+        assert source.startswith("# SPDX-License-Identifier: MIT\n")
+
+
+def test_no_file_names_a_machine_or_a_package_host() -> None:
+    # Written apart so that this file does not find itself.
+    words = [
+        "/wo" + "rk/",
+        "/ro" + "ot/",
+        "/ho" + "me/",
+        "py" + "pi.org",
+        "python" + "hosted",
+        "npm" + "js.org",
+    ]
+    words += ["download." + "pytorch.org", "docker" + ".io", "nvcr" + ".io", "gh" + "cr.io"]
+    guilty = {
+        f"{name(path)}: {word}"
+        for path in tracked()
+        for word in words
+        if word.encode() in path.read_bytes()
+    }
+    assert not guilty
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_between_documents_lead_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    assert not [link for link in links if not (ROOT / document).parent.joinpath(link).exists()]
+
+
+def test_contributing_quotes_the_list_of_commands_that_ci_runs() -> None:
+    commands = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert f"```bash\n{commands}```" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_make_targets_in_documents_exist(document: str) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^([a-z]+):", makefile, re.MULTILINE)
+    text = (ROOT / document).read_text(encoding="utf-8")
+    spans = re.findall(r"```bash\n.*?```|`[^`\n]+`", text, re.DOTALL)
+    goals = [goal for span in spans for goal in re.findall(r"\bmake((?: [a-z]+)+)", span)]
+    assert {word for goal in goals for word in goal.split()} <= set(targets)
+
+
+def module_strings() -> dict[str, str]:
+    """Modules that are named as strings: `-m trainer.train`, in files that import nothing."""
+    places = [ROOT / document for document in DOCUMENTS] + [ROOT / "Makefile"]
+    places += [path for folder in ("deploy", "docker") for path in (ROOT / folder).rglob("*.*")]
+    found = {}
+    for path in places:
+        if path.suffix in {".md", ".py", ".yaml", ".sbatch", ".cpu", ".gpu", ""}:
+            text = path.read_text(encoding="utf-8")
+            # A shell line, a JSON list or a YAML list.
+            for module in re.findall(r'-m(?:",?\s*"?|\s*\n?\s*-?\s*)([a-z_]+(?:\.[a-z_]+)+)', text):
+                found[module] = name(path)
+    from deploy.components import TRAINER_MODULE
+
+    return found | {TRAINER_MODULE: "deploy/components.py"}
+
+
+def test_modules_named_as_strings_exist() -> None:
+    named = module_strings()
+    assert {"trainer.train", "trainer.doctor", "pipelines.demo"} <= named.keys()
+    missing = {module: place for module, place in named.items() if not find(module)}
+    assert not missing
+
+
+def find(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def test_readme_has_every_figure_filled_in() -> None:
+    assert not re.findall(r"FIGURE:.*", README)
+
+
+def test_readme_shows_every_module_and_no_other() -> None:
+    (tree,) = re.findall(r"## The files\n.*?```\n(.*?)```", README, re.DOTALL)
+    shown, folder = set(), ""
+    for line in tree.splitlines():
+        indent, entry = len(line) - len(line.lstrip()), (line.split() or [""])[0]
+        if entry.endswith("/"):
+            folder = entry if indent == 0 else folder.split("/")[0] + "/" + entry
+        elif entry.endswith(".py"):
+            shown.add(folder + entry if indent else entry)
+    exist = {name(path) for path in MODULES if path.name != "__init__.py"}
+    assert not {f"add to README: {path}" for path in exist - shown}
+    assert not {f"not there: {path}" for path in shown - exist if not (ROOT / path).exists()}
+
+
+def test_the_schema_in_the_readme_loads(tmp_path: Path) -> None:
+    from embeddings.schema import load_schema
+
+    (text,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    path = tmp_path / "schema.yaml"
+    path.write_text("\n".join(line.removeprefix("   ") for line in text.splitlines()))
+    schema = load_schema(path)
+    assert [label.name for label in schema.labels] == ["click"]
+
+
+def test_lists_of_packages_are_exact_and_agree() -> None:
+    lists = {}
+    for path in sorted((ROOT / "requirements").glob("*.txt")):
+        lines = [s for s in path.read_text(encoding="utf-8").splitlines() if s and s[0] != "#"]
+        pins = [re.fullmatch(r"([A-Za-z0-9._-]+)==(\S+)", line) for line in lines]
+        assert all(pins), f"{path.name}: expected NAME==VERSION on every line"
+        lists[path.stem] = {pin[1].lower().replace("_", "-"): pin[2] for pin in pins if pin}
+        assert len(lists[path.stem]) == len(lines), f"{path.name}: a package is there twice"
+    cpu, gpu = lists["cpu"], lists["gpu"]
+    assert {package for package in cpu if gpu.get(package) != cpu[package]} == {"fbgemm-gpu-cpu"}
+    assert cpu["fbgemm-gpu-cpu"] == gpu["fbgemm-gpu"]
+    assert not lists["dev"].keys() & (cpu.keys() | gpu.keys())
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_images_are_built_from_the_pinned_list_and_do_not_run_as_root(platform: str) -> None:
+    text = (ROOT / "docker" / f"Dockerfile.{platform}").read_text(encoding="utf-8")
+    instructions = [line for line in text.splitlines() if re.match(r"[A-Z]+ ", line)]
+    assert instructions[0].startswith("FROM ")
+    assert ":" in instructions[0], "the base must have a tag"
+    assert f"COPY requirements/{platform}.txt /tmp/list.txt" in instructions
+    assert text.count("pip install") == text.count("pip install --no-deps")
+    assert "USER fullrank" in instructions
+    assert "PYTHONPATH=/workspace" in text
+    assert not re.search(r"(?i)password|secret|token", text)
+
+
+def test_compose_starts_two_nodes_of_one_job() -> None:
+    compose = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))
+    nodes = compose["services"]
+    assert list(nodes) == ["node-0", "node-1"]
+    commands = [node["command"] for node in nodes.values()]
+    assert commands[0] == commands[1]
+    launcher, trainer = commands[0][:-4], commands[0][-5:]
+    assert launcher[:3] == ["python", "-m", "torch.distributed.run"]
+    assert {"--nnodes=2", "--rdzv-id=fullrank", "--rdzv-endpoint=node-0:29500"} <= set(launcher)
+    assert trainer[:2] == ["-m", "trainer.train"]
+    for service, node in nodes.items():
+        assert node["hostname"] == service
+        assert not node["user"].startswith(("0", "root"))
+        assert node["networks"] == ["job"]
+        assert "ports" not in node
+        assert (ROOT / "docker" / node["build"]["context"] / node["build"]["dockerfile"]).exists()
+    assert compose["networks"]["job"]["internal"] is True
+
+
+@pytest.mark.parametrize("script", [".ci/run", "deploy/slurm/train.sbatch"])
+def test_scripts_parse(script: str) -> None:
+    subprocess.run(["bash", "-n", ROOT / script], check=True)
