@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.rank import diagnose
 from trainer import checkpoint
@@ -27,24 +27,21 @@ from trainer.config import TrainConfig, config_from_dict
 from trainer.curves import json_ready
 from trainer.data.loader import Loader
 from trainer.metrics import Metrics
-from trainer.parallelize import Parallel, Pipeline
+from trainer.parallelize import Pipeline
 from trainer.runtime import Runtime, start
 
 _DIAGNOSED_ROWS = 256
 
 
 def evaluate(
-    pipeline: Pipeline,
-    parallel: Parallel,
-    loader: Loader,
-    config: TrainConfig,
-    runtime: Runtime,
+    pipeline: Pipeline, loader: Loader, config: TrainConfig, runtime: Runtime
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Predict every row of `loader` once and return metrics over all ranks, and effective ranks.
 
     The effective ranks are those of rank 0's first rows (at most 256); other ranks return an empty list.
     """
     metrics = Metrics([label.name for label in config.schema.labels])
+    parallel = pipeline.parallel
     tokens: list[Any] = []
     was_training = parallel.module.training
     parallel.module.eval()
@@ -68,7 +65,7 @@ def evaluate(
     result = metrics.compute()
     ranks: list[dict[str, Any]] = []
     if runtime.is_first and tokens:
-        with torch.no_grad(), pipeline.autocast():
+        with torch.no_grad(), pipeline.precision.autocast():
             ranks = diagnose(parallel.model.get_submodule("tower"), _first_rows(tokens[0]))
     return result, ranks
 
@@ -120,7 +117,7 @@ def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> d
     optimizer = config.dense.build(parallel.dense_parameters)
     precision = config.precision.build(parallel.model, optimizer, runtime.group)
     pipeline = Pipeline(parallel, optimizer, precision, runtime.device)
-    metrics, _ = evaluate(pipeline, parallel, loader, config, runtime)
+    metrics, _ = evaluate(pipeline, loader, config, runtime)
     return {**metrics, "world_size": runtime.world_size, "step": manifest["step"]}
 
 

@@ -24,6 +24,7 @@ from trainer import checkpoint
 from trainer.config import TrainConfig, parse_days, parse_rows, to_dict
 from trainer.curves import json_ready
 from trainer.data.loader import Loader
+from trainer.data.parquet import discover, keep_rows
 from trainer.evaluate import evaluate
 from trainer.optimizer import learning_rates
 from trainer.parallelize import Parallel, Pipeline, parallelize
@@ -56,14 +57,13 @@ class Trainer:
             self.parallel.model, self.optimizer, runtime.group
         )
         self.pipeline = Pipeline(self.parallel, self.optimizer, self.precision, runtime.device)
-        self.steps_per_epoch = len(self.train_loader)
-        self.total_steps = self.steps_per_epoch * config.epochs
+        self.total_steps = len(self.train_loader) * config.epochs
         if config.max_steps:
             self.total_steps = min(self.total_steps, config.max_steps)
         self.schedule = config.dense.schedule.build(
             self.total_steps, self.optimizer, self.parallel.fused_optimizer
         )
-        self.step = self.rows = 0
+        self.step = self.rows = self.epoch = self.epoch_start = 0
         self.train_seconds = self.wait_seconds = 0.0
         self.ranks: list[dict[str, Any]] = []
         self.state = TrainState(self.parallel, self.optimizer, self.precision, runtime)
@@ -74,20 +74,15 @@ class Trainer:
     def fit(self) -> dict[str, Any]:
         """Train to the end, evaluate, and write metrics.json; return the metrics (the same on all ranks)."""
         config = self.config
-        metrics: dict[str, Any] = {}
         with self.telemetry:
             if self.step:
                 self.telemetry.say(f"resumed at step {self.step:,} of {self.total_steps:,}")
             while self.step < self.total_steps:
-                epoch = self.step // self.steps_per_epoch
-                self._train_epoch(epoch)
-                last = self.step >= self.total_steps
-                if config.evaluate_epochs or last:
-                    metrics = self._evaluate()
-                    for name in ("auc", "logloss") if config.evaluate_epochs else ():
-                        metrics[f"{name}_epoch_{epoch + 1}"] = metrics[name]
-            if not metrics:
-                metrics = self._evaluate()
+                self._train_epoch(self.epoch)
+                self.epoch += 1
+                if config.evaluate_epochs and self.step < self.total_steps:
+                    self._evaluate()
+            metrics = self._evaluate()
         metrics |= self._run_metrics()
         self._save()
         if self.runtime.is_first:
@@ -97,11 +92,10 @@ class Trainer:
     def _train_epoch(self, epoch: int) -> None:
         """Train from the current step to the end of `epoch` or of the run."""
         self.parallel.module.train()
-        self.train_loader.load_state_dict(
-            {"epoch": epoch, "step": self.step - epoch * self.steps_per_epoch}
-        )
-        end = min((epoch + 1) * self.steps_per_epoch, self.total_steps)
-        batches = self.telemetry.timer.watch(self.train_loader)
+        self.train_loader.set_epoch(epoch)
+        self.epoch_start = self.step - self.train_loader.step
+        end = min(self.epoch_start + len(self.train_loader), self.total_steps)
+        batches = self.telemetry.timer.watch(iter(self.train_loader))
         batches = itertools.islice(batches, end - self.step)
         interval = self.config.checkpoint.interval_steps
         started, waited = time.perf_counter(), self.telemetry.timer.seconds
@@ -138,9 +132,7 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, Any]:
         """Evaluate on the test days; note the towers' effective ranks."""
-        metrics, ranks = evaluate(
-            self.pipeline, self.parallel, self.test_loader, self.config, self.runtime
-        )
+        metrics, ranks = evaluate(self.pipeline, self.test_loader, self.config, self.runtime)
         self.telemetry.evaluation(self.step, metrics)
         self.ranks += [{"step": self.step, **record} for record in ranks]
         if self.runtime.is_first:
@@ -163,6 +155,10 @@ class Trainer:
         """Write a checkpoint of the current step and remove the oldest."""
         manifest = {
             "rows": self.rows,
+            "epoch": self.epoch,
+            "position": self.train_loader.state_dict(self.step - self.epoch_start)
+            if self.train_loader.epoch == self.epoch
+            else None,
             "train_seconds": self.train_seconds,
             "wait_seconds": self.wait_seconds,
             "precision": self.precision.state_dict(),
@@ -179,7 +175,9 @@ class Trainer:
         manifest = checkpoint.read_manifest(path)
         self.state.load(path)
         self.precision.load_state_dict(manifest["precision"])
-        self.step, self.rows = manifest["step"], manifest["rows"]
+        self.step, self.rows, self.epoch = manifest["step"], manifest["rows"], manifest["epoch"]
+        if manifest["position"] is not None:
+            self.train_loader.load_state_dict(manifest["position"])
         self.train_seconds = manifest["train_seconds"]
         self.wait_seconds = manifest["wait_seconds"]
         self.ranks = manifest["ranks"]
@@ -198,14 +196,14 @@ def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:
     name = "train" if train else "test"
     path = data.path if train else data.test_path or data.path
     loader = config.loader if train else dataclasses.replace(config.loader, order="none")
-    return Loader(
-        Path(path),
+    files = discover(path, parse_days(getattr(data, f"{name}_days")), config.schema)
+    shares = parse_rows(getattr(data, f"{name}_rows"))
+    return loader.build(
+        files if shares == (0.0, 1.0) else keep_rows(files, shares),
         config.schema,
-        loader,
-        days=parse_days(getattr(data, f"{name}_days"), f"data.{name}_days"),
-        rows=parse_rows(getattr(data, f"{name}_rows"), f"data.{name}_rows"),
         rank=runtime.rank,
         world_size=runtime.world_size,
+        seed=config.seed,
     )
 
 

@@ -170,8 +170,8 @@ class Pipeline(TrainPipelineSparseDist[Batch, Any]):
         super().__init__(
             parallel.module, optimizer, device, custom_model_fwd=cast(Any, self._forward)
         )
-        self._parallel = parallel
-        self._precision = precision
+        self.parallel = parallel
+        self.precision = precision
         self._weight_sum: Tensor | None = None
         self.last_step: Step | None = None
 
@@ -190,23 +190,23 @@ class Pipeline(TrainPipelineSparseDist[Batch, Any]):
         return super().progress(dataloader_iter)
 
     def _forward(self, batch: Batch | None) -> tuple[Tensor, HasWeightSum]:
-        with self._precision.autocast():
-            loss, predictions = self._parallel.module(batch)
+        with self.precision.autocast():
+            loss, predictions = self.parallel.module(batch)
         self._weight_sum = predictions.weight_sum
         return loss, predictions
 
     def _backward(self, losses: Tensor) -> None:
         assert self._weight_sum is not None
-        self._precision.backward(losses, self._weight_sum)
+        self.precision.backward(losses, self._weight_sum)
 
     def _optimizer_step(self) -> None:
-        self.last_step = self._precision.apply()
+        self.last_step = self.precision.apply()
 
     def _pipeline_model(self, batch: Any, context: Any, pipelined_forward: Any = None) -> None:
         super()._pipeline_model(
             batch, context, pipelined_forward or type(self)._pipelined_forward_type
         )
-        expected = len(self._parallel.sharded_modules)
+        expected = len(self.parallel.sharded_modules)
         if self.num_pipelined != expected:
             raise RuntimeError(
                 f"pipeline: expected all {expected} modules of tables to exchange ids ahead of time, got "
