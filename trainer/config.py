@@ -26,6 +26,7 @@ import trainer.recipes
 from embeddings.optimizer import SparseOptimizerConfig
 from embeddings.schema import Schema, from_plain, load_schema, suggest
 from models.ranking import ModelConfig
+from models.specformer import SpecFormerConfig
 from models.tokenformer import TokenFormerConfig
 from trainer.checkpoint import CheckpointConfig
 from trainer.data.loader import LoaderConfig
@@ -70,6 +71,9 @@ class TrainConfig:
 
     epochs: passes over the training days. max_steps: stop after so many steps, 0 for no limit.
     evaluate_epochs: evaluate after every epoch (True) or only at the end (False).
+    spatial_warmup: share of the run's steps, from the first, in which SpecFormer attends by its spatial
+      residual alone (its paper takes 0.05); 0 for towers that have no such warm-up.
+    seed: of initial weights, tables, dropout and the order of rows.
     """
 
     recipe: Annotated[str, tyro.conf.Suppress]
@@ -87,6 +91,7 @@ class TrainConfig:
     epochs: int = 1
     max_steps: int = 0
     evaluate_epochs: bool = False
+    spatial_warmup: float = 0.0
     seed: int = 2026
 
     def __post_init__(self) -> None:
@@ -100,6 +105,13 @@ class TrainConfig:
                 "evaluate_epochs has no effect with one epoch (the end of the run is evaluated anyway); remove it"
             )
         tower = self.model.tower
+        if not 0 <= self.spatial_warmup < 1:
+            raise ValueError(f"spatial_warmup: expected a share in [0, 1), got {self.spatial_warmup}")
+        if self.spatial_warmup and not (isinstance(tower, SpecFormerConfig) and tower.gamma):
+            raise ValueError(
+                f"spatial_warmup: takes effect on SpecFormer with gamma > 0 only, got {self.spatial_warmup} with "
+                f"{type(tower).__name__}; set it to 0"
+            )
         if isinstance(tower, TokenFormerConfig):
             longest = max(
                 (f.max_length for f in self.schema.sparse if f.kind == "sequence"), default=0

@@ -20,6 +20,7 @@ import torch
 
 from models.batch import Batch
 from models.ranking import RankingModel
+from models.specformer import SpecFormer
 from trainer import checkpoint
 from trainer.config import TrainConfig, parse_days, parse_rows, to_dict
 from trainer.curves import json_ready
@@ -109,6 +110,10 @@ class Trainer:
     def _train_step(self, batches: Iterator[Batch]) -> None:
         """Train on one batch of every rank."""
         self.schedule.apply(self.step)
+        if self.config.spatial_warmup:
+            tower = self.parallel.model.get_submodule("tower")
+            assert isinstance(tower, SpecFormer)
+            tower.set_warmup(self.step < self.config.spatial_warmup * self.total_steps)
         predictions = self.pipeline.progress(batches)
         result = self.pipeline.last_step
         assert result is not None

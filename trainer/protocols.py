@@ -10,6 +10,7 @@ from __future__ import annotations
 from embeddings.optimizer import SparseOptimizerConfig
 from embeddings.schema import Schema
 from models.ranking import ModelConfig
+from models.specformer import SpecFormerConfig
 from trainer import schemas
 from trainer.config import DataConfig, TrainConfig
 from trainer.data.loader import LoaderConfig
@@ -89,6 +90,7 @@ def _config(
     does not decay, the dense one falls to zero.
     """
     return TrainConfig(
+        spatial_warmup=0.05 if isinstance(model.tower, SpecFormerConfig) else 0.0,
         recipe=recipe,
         schema=schema,
         data=data,
