@@ -70,16 +70,20 @@ class EmbeddingLayer(nn.Module):
             feature.name for feature in schema.sparse if feature.kind == "sequence"
         )
         bags, collections = _configs(schema)
-        self.bags = EmbeddingBagCollection(tables=bags, device=device) if bags else None
+        # Built on meta and allocated after: TorchRec would draw rows that are drawn again here, and
+        # would move the random numbers that the rest of a model starts from.
+        meta = torch.device("meta")
+        self.bags = EmbeddingBagCollection(tables=bags, device=meta) if bags else None
         # One collection a width: an EmbeddingCollection holds tables of one width.
         self.collections = nn.ModuleDict(
             {
-                f"dim{width}": EmbeddingCollection(tables=tables, device=device)
+                f"dim{width}": EmbeddingCollection(tables=tables, device=meta)
                 for width, tables in collections.items()
             }
         )
         self.assemble = Assemble(schema)
         if device is None or device.type != "meta":
+            self.to_empty(device=device or "cpu")
             self.reset_parameters()
 
     def forward(self, features: KeyedJaggedTensor) -> Embeddings:

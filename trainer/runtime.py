@@ -54,7 +54,7 @@ class Runtime:
 
     def seed_rank(self) -> None:
         """Give this rank its own random numbers (dropout), after the model was initialised alike on all."""
-        _seed(self.seed + 1 + self.rank)
+        _seed(int(np.random.SeedSequence((self.seed, self.rank)).generate_state(1)[0]))
 
     def stop(self) -> None:
         """Leave the process group. Safe to call twice."""

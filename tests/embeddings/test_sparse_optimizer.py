@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: MIT
+"""Fused optimizers against their formulas, unsharded and sharded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from embeddings.collection import EmbeddingLayer, local_shards
+from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
+from embeddings.schema import Label, Schema, SparseFeature, Table
+from models.batch import Batch
+from tests.support.processes import Processes
+from tests.support.tiny import make_batch
+from tests.support.training import Recipe, Session
+from trainer.runtime import Runtime
+
+SCHEMA = Schema(
+    tables=(Table(name="t", num_embeddings=6, embedding_dim=4),),
+    sparse=(SparseFeature(name="a", table="t", kind="sequence", max_length=4, history="h"),),
+    labels=(Label(name="click"),),
+)
+KINDS = ("rowwise_adagrad", "adagrad", "sgd")
+
+
+def _expect(weight: Tensor, state: Tensor, gradient: Tensor, config: SparseOptimizerConfig) -> Any:
+    """Return weight and state after one step of the optimizer's formula."""
+    if config.kind == "sgd":
+        return weight - config.learning_rate * gradient, state
+    square = gradient.square()
+    if config.kind == "rowwise_adagrad":
+        square = square.mean(1, keepdim=True).expand_as(gradient)
+    state = state + square
+    return weight - config.learning_rate * gradient / (state.sqrt() + config.eps), state
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unsharded_table_follows_the_formula_and_leaves_other_rows_alone(kind: Any) -> None:
+    config = SparseOptimizerConfig(kind=kind, learning_rate=0.1)
+    layer = EmbeddingLayer(SCHEMA, seed=1)
+    fuse_optimizer(layer, config)
+    (weight,) = layer.parameters()
+    expected, state = weight.detach().clone(), torch.zeros(6, 4)
+    direction = torch.arange(12.0).view(3, 4) - 3
+    for _ in range(3):
+        features = SCHEMA.sparse[0].name
+        rows = torch.tensor(
+            [2, 5, 2]
+        )  # a repeated id: its gradients add up before they are squared
+        sequence = layer(_kjt(features, rows)).sequences["a"].values()
+        (sequence * direction).sum().backward()
+        gradient = torch.zeros(6, 4).index_add(0, rows, direction)
+        expected, state = _expect(expected, state, gradient, config)
+        torch.testing.assert_close(weight.detach(), expected)
+    assert torch.equal(
+        weight[[0, 1, 3, 4]], EmbeddingLayer(SCHEMA, seed=1).state_dict().popitem()[1][[0, 1, 3, 4]]
+    )
+
+
+def _kjt(name: str, rows: Tensor) -> Any:
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    return KeyedJaggedTensor(keys=[name], values=rows, lengths=torch.tensor([len(rows)]))
+
+
+def _one_sharded_step(runtime: Runtime, config: SparseOptimizerConfig) -> Any:
+    """Take two steps and return, of the `user` table, weights and gradients by the chain rule."""
+    session = Session(runtime, Recipe(sparse=config))
+    history = []
+    for step in range(2):
+        batch = session.batch(step)
+        before = _table(session)
+        session.backward(batch)
+        leaf = session.precision._leaves[-1]  # the pooled columns; 16 to 23 are the user's
+        scale = 1.0 / session.precision._usual_weight
+        assert leaf.grad is not None
+        pooled = leaf.grad[:, 16:24] / scale / batch.weights.sum()
+        gradient = torch.zeros(50, 8).index_add(0, batch.sparse["user"].values(), pooled)
+        session.precision.apply()
+        history.append((before, gradient, _table(session)))
+    return history
+
+
+def _table(session: Session) -> Tensor:
+    layer = session.parallel.model.get_submodule("embeddings")
+    assert isinstance(layer, EmbeddingLayer)
+    ((shard, _, _),) = local_shards(layer.table_weights()["user"])
+    return shard.detach().clone()
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sharded_table_follows_the_formula(processes: Processes, kind: Any) -> None:
+    config = SparseOptimizerConfig(kind=kind, learning_rate=0.1)
+    (history,) = processes.run(_one_sharded_step, config, world_size=1)
+    state = torch.zeros(50, 8)
+    for before, gradient, after in history:
+        expected, state = _expect(before, state, gradient, config)
+        torch.testing.assert_close(after, expected, rtol=1e-4, atol=1e-6)
+        untouched = (gradient == 0).all(1)
+        assert untouched.any() and torch.equal(after[untouched], before[untouched])
+
+
+def _eps_is_felt(runtime: Runtime, eps: float) -> float:
+    session = Session(runtime, Recipe(sparse=SparseOptimizerConfig(learning_rate=0.1, eps=eps)))
+    before = _table(session)
+    batch: Batch = make_batch(8, 0)
+    session.backward(batch)
+    session.precision.apply()
+    return (_table(session) - before).abs().max().item()
+
+
+@pytest.mark.dist
+def test_eps_reaches_the_fused_kernel(processes: Processes) -> None:
+    (small,) = processes.run(_eps_is_felt, 1e-8, world_size=1)
+    (large,) = processes.run(_eps_is_felt, 1.0, world_size=1)
+    assert small > 0.05
+    assert large < 0.02
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "adam"}, "kind: expected one of"),
+        ({"learning_rate": 0.0}, "learning_rate: expected a number > 0"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"eps": 0.0}, "eps: expected a number > 0"),
+        ({"kind": "sgd", "eps": 1e-6}, "eps: has no effect on kind 'sgd'"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SparseOptimizerConfig(**settings)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""How processes start: alone, by a launcher, or not at all with a reason."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.processes import Processes, _free_port
+from trainer.runtime import Runtime, RuntimeConfig, start
+
+LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture
+def lone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what a launcher may have set."""
+    for name in LAUNCHER:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("lone")
+def test_without_a_launcher_one_process_has_a_group_of_one() -> None:
+    runtime = start(RuntimeConfig(device="cpu"))
+    try:
+        assert (runtime.rank, runtime.local_rank, runtime.world_size) == (0, 0, 1)
+        assert runtime.is_first
+        total = torch.ones(2)
+        dist.all_reduce(total, group=runtime.group)
+        assert total.tolist() == [1, 1]
+    finally:
+        runtime.stop()
+    runtime.stop()
+    with pytest.raises(RuntimeError, match="no process group"):
+        _ = runtime.group
+
+
+@pytest.mark.usefixtures("lone")
+def test_a_seed_fixes_all_random_numbers_and_ranks_can_part() -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), torch.rand(1).item()
+
+    drawn = []
+    for seed in (3, 3, 4):
+        runtime = start(RuntimeConfig(device="cpu", seed=seed))
+        drawn.append(draw())
+        runtime.seed_rank()
+        drawn.append(draw())
+        runtime.stop()
+    assert drawn[0] == drawn[2] and drawn[1] == drawn[3]
+    assert len({drawn[0], drawn[1], drawn[4]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "0"}, r"\['WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'\] are missing"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, r"\['MASTER_ADDR', 'MASTER_PORT'\] are missing"),
+        (
+            dict(zip(LAUNCHER, ["one", "0", "2", "2", "a", "1"], strict=True)),
+            "RANK: expected a number",
+        ),
+        (dict(zip(LAUNCHER, ["2", "0", "2", "2", "a", "1"], strict=True)), "RANK must be below"),
+    ],
+)
+@pytest.mark.usefixtures("lone")
+def test_an_incomplete_launcher_is_named(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match=message):
+        start(RuntimeConfig(device="cpu"))
+
+
+@pytest.mark.usefixtures("lone")
+def test_a_rank_that_waits_in_vain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = ["0", "0", "2", "2", "127.0.0.1", str(_free_port())]
+    for name, value in zip(LAUNCHER, values, strict=True):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match="rank 0 of 2 could not meet the others"):
+        start(RuntimeConfig(device="cpu", timeout_seconds=0.5))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+@pytest.mark.usefixtures("lone")
+def test_cuda_where_there_is_none_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="expected CUDA, found none"):
+        start(RuntimeConfig(device="cuda"))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"device": "tpu"}, {"seed": -1}, {"timeout_seconds": 0.0}, {"num_threads": -1}]
+)
+def test_a_setting_that_cannot_work_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        RuntimeConfig(**settings)
+
+
+def _describe(runtime: Runtime) -> Any:
+    total = torch.tensor([float(runtime.rank + 1)])
+    dist.all_reduce(total, group=runtime.group)
+    return runtime.rank, runtime.world_size, runtime.is_first, total.item(), torch.get_num_threads()
+
+
+@pytest.mark.dist
+def test_two_ranks_meet(processes: Processes) -> None:
+    assert processes.run(_describe) == [(0, 2, True, 3.0, 1), (1, 2, False, 3.0, 1)]
+
+
+def _fail_on_rank_one(runtime: Runtime) -> None:
+    if runtime.rank == 1:
+        raise ValueError("rank one is unwell")
+
+
+@pytest.mark.dist
+def test_a_failure_on_one_rank_fails_the_test_with_its_traceback(processes: Processes) -> None:
+    with pytest.raises(AssertionError, match="rank one is unwell"):
+        processes.run(_fail_on_rank_one)
+    assert len(processes.run(_describe)) == 2
