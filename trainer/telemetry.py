@@ -110,11 +110,12 @@ class Telemetry:
         """Alarms raised so far, by name, with the step of their first ring."""
         return dict(self._alarms.first_steps)
 
-    def start(self, step: int = 0) -> None:
+    def start(self, step: int = 0, rows: int | None = None) -> None:
         """Begin after `step` finished steps: 0 for a new run, more when one is resumed.
 
-        Points of the curve beyond `step` are removed: those steps will be trained again. Without
-        this call the first update or evaluation begins where it finds itself.
+        Points of the curve beyond `step` are removed: those steps will be trained again.
+        rows: examples trained so far (None: as in the curve's last point). A resumed run calls this
+        before it enters the context; otherwise entering it begins a new curve.
         """
         self._begun = True
         self._started = self._interval_started = time.perf_counter()
@@ -126,7 +127,7 @@ class Telemetry:
         self.output_dir.mkdir(parents=True, exist_ok=True)
         truncate(self.output_dir / "evaluations.jsonl", step)
         latest = truncate(self.output_dir / "curves.jsonl", step)
-        self._rows = self._interval_rows = latest.get("rows", 0)
+        self._rows = self._interval_rows = latest.get("rows", 0) if rows is None else rows
         if self._progress is not None:
             self._progress.start()
             for task in self._progress.task_ids:
@@ -191,7 +192,9 @@ class Telemetry:
             self._progress.stop()
 
     def __enter__(self) -> Telemetry:
-        """Return itself."""
+        """Begin at step 0, unless `start` has begun elsewhere."""
+        if not self._begun:
+            self.start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -96,8 +96,9 @@ def test_a_resumed_run_drops_the_points_it_will_train_again(tmp_path):
         file.write('{"step": 8, "lo')  # cut short by a crash
     config.build(tmp_path, 1, 12).update(report(8))
     assert len((tmp_path / "curves.jsonl").read_text().splitlines()) == 5, "rank 1 writes nothing"
-    with Telemetry(tmp_path, 0, 12, config) as telemetry:
-        telemetry.start(6)
+    telemetry = Telemetry(tmp_path, 0, 12, config)
+    telemetry.start(6)
+    with telemetry:
         for step in range(7, 13):
             telemetry.update(report(step))
     assert [point["step"] for point in points(tmp_path)] == [2, 4, 6, 8, 10, 12]
@@ -199,7 +200,6 @@ def test_waiting_that_fails_is_counted_too(clock):
 
 def test_rates_and_input_wait_are_those_of_the_interval(tmp_path, clock):
     with Telemetry(tmp_path, 0, 4, TelemetryConfig(interval_steps=2, mode="quiet")) as telemetry:
-        telemetry.start()
         for step in range(1, 5):
             with telemetry.timer.waiting():
                 clock.now += 3 if step > 2 else 1

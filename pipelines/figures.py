@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+"""Line charts as SVG for an HTML page that may be light or dark.
+
+Matplotlib draws; its colours are then replaced by the page's own (`currentColor`, CSS variables),
+its metadata, namespaces and document-wide ids removed, so that a chart is inline, small, free of
+external addresses and readable on either background. Lines differ in dash as well as in colour.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+# Stand-ins that nothing else draws with, and what the page puts in their place.
+_INK, _GRID = "#0a0b0c", "#0a0b0d"
+_NUM_COLOURS = 8
+_SERIES = [f"#0e0f{index:02x}" for index in range(_NUM_COLOURS)]
+_DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+_MAX_POINTS = 400
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "figure",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _GRID,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "legend.frameon": False,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a chart: points (x, y) in order of x, and the run it belongs to.
+
+    series: index that fixes colour and dash. marked: draw points alone, without a line.
+    """
+
+    label: str
+    series: int
+    points: Sequence[tuple[float, float]]
+    marked: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """What a chart shows: title, axis titles, limits (None: from the data), whole-number ticks."""
+
+    title: str
+    x: str
+    y: str
+    y_limits: tuple[float, float] | None = None
+    whole_x: bool = False
+
+
+def chart(name: str, axes: Axes, lines: Sequence[Line]) -> str:
+    """Return an inline SVG of `lines`, or an empty string if no line has a point.
+
+    name: unique in the page; it prefixes every id.
+    """
+    drawn = [line for line in lines if line.points]
+    if not drawn:
+        return ""
+    with rc_context(_STYLE):
+        columns = min(len(drawn), 3)
+        legend_inches = 0.18 * -(-len(drawn) // columns) + 0.05 if len(drawn) > 1 else 0.0
+        height = 2.9 + legend_inches
+        figure = Figure(figsize=(5.6, height))
+        plot = figure.subplots()
+        # Fixed margins: a layout engine would draw every chart several times.
+        bottom = (0.5 + legend_inches) / height
+        figure.subplots_adjust(left=0.13, right=0.97, top=1 - 0.12 / height, bottom=bottom)
+        for line in drawn:
+            x, y = zip(*_thinned(line.points), strict=True)
+            few = len(x) <= 12
+            plot.plot(
+                x,
+                y,
+                color=_SERIES[line.series % _NUM_COLOURS],
+                linestyle="none" if line.marked else _DASHES[line.series % len(_DASHES)],
+                linewidth=1.6,
+                marker="D" if line.marked else "o" if few else "",
+                markersize=5 if line.marked else 3.5,
+                label=line.label,
+            )
+        plot.set_xlabel(axes.x)
+        plot.set_ylabel(axes.y)
+        plot.set_ylim(axes.y_limits or _limits([y for line in drawn for _, y in line.points]))
+        if axes.whole_x:
+            plot.xaxis.set_major_locator(MaxNLocator(integer=True))
+        else:
+            plot.xaxis.set_major_formatter(EngFormatter(sep=""))
+        if len(drawn) > 1:
+            figure.legend(loc="lower center", ncols=columns, fontsize=8, borderpad=0)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True)
+    return _inline(file.getvalue(), name, f"{axes.title}: {axes.y} over {axes.x}")
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    """Return at most `_MAX_POINTS` points, evenly chosen, the last always among them."""
+    step = -(-len(points) // _MAX_POINTS)
+    return points if step == 1 else [*points[:-1:step], points[-1]]
+
+
+def _limits(values: Sequence[float]) -> tuple[float, float]:
+    """Return y limits that a few high points at the start do not stretch."""
+    ordered = sorted(values)
+    low, high = ordered[0], ordered[-1]
+    usual = ordered[math.ceil(0.95 * (len(ordered) - 1))]
+    if len(ordered) > 20 and high - low > 2 * (usual - low):
+        high = usual
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - margin, high + margin
+
+
+def _inline(svg: str, name: str, title: str) -> str:
+    """Turn a matplotlib document into an element of the page."""
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    body = svg[svg.index("<svg") :]
+    found = re.search(r'viewBox="([^"]+)"', body)
+    assert found is not None
+    body = body[body.index(">") + 1 :].replace("xlink:href", "href")
+    body = re.sub(r'\bid="', f'id="{name}-', body)
+    body = re.sub(r'href="#', f'href="#{name}-', body)
+    body = re.sub(r"url\(#", f"url(#{name}-", body)
+    # Black is an SVG element's colour when matplotlib names none.
+    for index, colour in enumerate(_SERIES):
+        body = body.replace(colour, f"var(--series-{index})")
+    body = body.replace(_INK, "currentColor").replace(_GRID, "var(--grid)")
+    body = re.sub(r"font: ([\d.]+)px [^;\"]+", r"font: \1px var(--font)", body)
+    return (
+        f'<svg viewBox="{found.group(1)}" role="img" aria-labelledby="{name}-title" '
+        f'class="chart"><title id="{name}-title">{html.escape(title)}</title>{body}'
+    )

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: MIT
+"""Compare runs in one HTML page: python -m pipelines.report RUN [RUN ...] --output report.html.
+
+A RUN is a folder written by trainer.train: config.json, metrics.json, curves.jsonl and, for towers
+with diagnostics, ranks.json. Whatever is missing is said to be missing in its place. The page is
+one file without scripts or external addresses, so that it can be mailed and archived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+from pipelines.figures import Axes, Line, chart
+from pipelines.runs import COLUMNS, CONSOLE, Run, is_number, read_runs, written
+
+
+def report(runs: Sequence[Path], output: Path) -> Path:
+    """Write the page that compares `runs` and return its path.
+
+    Raises:
+        ValueError: no runs, or a folder that is not one.
+    """
+    if not runs:
+        raise ValueError("report: expected at least one run folder, got none")
+    found = read_runs(runs)
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+    )
+    page = environment.get_template("report.html.j2").render(
+        title="FullRank report" + (f": {found[0].name}" if len(found) == 1 else ""),
+        subtitle=f"Runs: {', '.join(run.name for run in found)}",
+        written=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
+        reading=_reading(found),
+        summary=summary(found),
+        labels=_labels(found),
+        epochs=_epochs(found),
+        notes=[f"{run.name}: {note}" for run in found for note in run.notes],
+        alarms=_alarms(found),
+        curves=_curves(found),
+        ranks=_ranks(found),
+        rank_tables=[(run.name, _rank_table(run)) for run in found if run.ranks],
+        configs=[
+            (run.name, json.dumps(run.config, indent=2) if run.config else "") for run in found
+        ],
+    )
+    output = Path(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(page, encoding="utf-8")
+    return output
+
+
+def comparison_table(runs: Sequence[Path]) -> str:
+    """Return the runs as a plain-text table, best AUC first, for a terminal."""
+    found = read_runs(runs)
+    found.sort(key=lambda run: -(run.metrics.get("auc") or -math.inf))
+    columns = [column for column in COLUMNS if column.name in CONSOLE]
+    rows = [["Run", *(column.name for column in columns)]]
+    rows += [
+        [run.name, *(written(column.get(run), column.form) for column in columns)] for run in found
+    ]
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if index < 2 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def summary(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return header, rows, hints and the best cell of each column of the summary."""
+    best: dict[int, str] = {}
+    for index, column in enumerate(COLUMNS, start=1):
+        values = [value for run in runs if is_number(value := column.get(run))]
+        if column.best and len(values) > 1:
+            best[index] = written(column.best(values), column.form)
+    return {
+        "header": ["Run", *(column.name for column in COLUMNS)],
+        "hints": {column.name: column.hint for column in COLUMNS},
+        "rows": [
+            [run.name, *(written(column.get(run), column.form) for column in COLUMNS)]
+            for run in runs
+        ],
+        "best": best,
+    }
+
+
+def _reading(runs: Sequence[Run]) -> str:
+    """Return what a reader must know of the ceiling and of sampled users, if there are any."""
+    parts = []
+    if any(run.gap is not None for run in runs):
+        parts.append(
+            "The ceiling is the AUC of the probabilities that the labels were drawn from: no model "
+            "can be expected to pass it."
+        )
+    for run in runs:
+        share = run.metrics.get("gauc_users_sampled")
+        if is_number(share) and share < 1:
+            parts.append(f"GAUC of {run.name} is over a sample of {share:.3%} of the users.")
+    return " ".join(parts)
+
+
+def _plain(header: list[str], rows: list[list[str]]) -> dict[str, Any]:
+    return {"header": header, "rows": rows, "hints": {}, "best": {}}
+
+
+def _labels(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """Return a table of every label's metrics, if a run has more than one label."""
+    keys = ("auc", "gauc", "logloss", "ne", "calibration", "label_mean")
+    rows = []
+    for run in runs:
+        labels = [key.removesuffix("_ne") for key in run.metrics if key.endswith("_ne")]
+        rows += [
+            [f"{run.name}: {label}", *(written(run.metrics.get(f"{label}_{key}")) for key in keys)]
+            for label in labels
+        ]
+    header = ["Run and label", "AUC", "GAUC", "Logloss", "NE", "Calibration", "Label mean"]
+    return _plain(header, rows) if rows else None
+
+
+def _epochs(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """Return a table of the test AUC after each epoch, if a run was evaluated after each."""
+    found = [
+        {
+            int(match[1]): value
+            for key, value in run.metrics.items()
+            if (match := re.fullmatch(r"auc_epoch_(\d+)", key))
+        }
+        for run in runs
+    ]
+    epochs = sorted({epoch for one in found for epoch in one})
+    if not epochs:
+        return None
+    rows = [
+        [run.name, *(written(one.get(epoch)) for epoch in epochs)]
+        for run, one in zip(runs, found, strict=True)
+    ]
+    return _plain(["Test AUC after epoch", *(str(epoch) for epoch in epochs)], rows)
+
+
+def _alarms(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Return (run, text) of every alarm, and of predictions that were not finite."""
+    found: list[tuple[str, str]] = []
+    for run in runs:
+        steps: dict[str, list[int]] = {}
+        for point in run.curve:
+            for name in point.get("alarms") or []:
+                steps.setdefault(str(name), []).append(point.get("step", 0))
+        for name in run.metrics.get("alarms") or []:
+            steps.setdefault(str(name), [])
+        for name, where in steps.items():
+            text = f" at {len(where)} points, steps {where[0]:,} to {where[-1]:,}" if where else ""
+            found.append((run.name, f"{name.replace('_', ' ')}{text}"))
+        broken = run.metrics.get("nonfinite_predictions")
+        if broken:
+            found.append((run.name, f"{broken:,.0f} predictions of the evaluation were not finite"))
+    return found
+
+
+def _points(
+    records: Sequence[dict[str, Any]], y: str, x: str = "rows"
+) -> list[tuple[float, float]]:
+    """Return (x, y) of the records that have both."""
+    return [(one[x], one[y]) for one in records if is_number(one.get(x)) and is_number(one.get(y))]
+
+
+def _curves(runs: Sequence[Run]) -> list[tuple[str, Markup]]:
+    """Return (title, SVG) of the training curves and of the evaluations in between."""
+    found = []
+    for key, title, y in (
+        ("loss", "Training loss", "loss"),
+        ("auc", "Running AUC", "AUC"),
+        ("rows_per_second", "Throughput", "rows/s"),
+        ("input_wait", "Input wait", "share of time"),
+    ):
+        lines = [
+            Line(label=run.name, series=index, points=_points(run.curve, key))
+            for index, run in enumerate(runs)
+        ]
+        limits = (0.0, 1.0) if key == "input_wait" else None
+        axes = Axes(title=title, x="rows trained", y=y, y_limits=limits)
+        found.append((title, chart(f"curve-{key.replace('_', '-')}", axes, lines)))
+    lines = [
+        Line(label=run.name, series=index, points=_points(run.evaluations, "auc", "step"))
+        for index, run in enumerate(runs)
+        if len(run.evaluations) > 1
+    ]
+    axes = Axes(title="Test AUC", x="step", y="AUC")
+    found.append(("Test AUC", chart("curve-test-auc", axes, lines)))
+    return [(title, Markup(svg)) for title, svg in found if svg]
+
+
+def _latest(run: Run) -> list[dict[str, Any]]:
+    """Return the records of the run's last diagnosed step."""
+    last = max((one.get("step", 0) for one in run.ranks), default=0)
+    return [one for one in run.ranks if one.get("step", 0) == last]
+
+
+def _ranks(runs: Sequence[Run]) -> list[tuple[str, Markup]]:
+    """Return (title, SVG) of effective ranks, τ and β over layers, at the last diagnosed step."""
+    latest = [_latest(run) for run in runs]
+    modules = dict.fromkeys(str(one.get("module", "")) for records in latest for one in records)
+    wanted = [(module, "ferank", f"Effective rank share, {module}") for module in modules]
+    wanted += [(None, "tau", "Softening exponent τ")]
+    found = []
+    for number, (module, key, title) in enumerate(wanted):
+        lines = [
+            Line(
+                label=run.name,
+                series=index,
+                points=sorted(
+                    _points(
+                        [one for one in records if module in (None, one.get("module"))],
+                        key,
+                        "layer",
+                    )
+                ),
+            )
+            for index, (run, records) in enumerate(zip(runs, latest, strict=True))
+        ]
+        limits = (0.0, 1.05) if key == "ferank" else None
+        axes = Axes(title=title, x="layer", y=key, y_limits=limits, whole_x=True)
+        found.append((title, Markup(chart(f"rank-{number}", axes, lines))))
+    return [(title, svg) for title, svg in found if svg]
+
+
+def _rank_table(run: Run) -> dict[str, Any]:
+    """Return every value of the last diagnosed step."""
+    records = _latest(run)
+    keys = [
+        key
+        for key in dict.fromkeys(key for one in records for key in one)
+        if key not in ("step", "layer", "module")
+    ]
+    rows = [
+        [
+            f"{one.get('module', '')} {one.get('layer', '')}",
+            *(written(one.get(key)) for key in keys),
+        ]
+        for one in records
+    ]
+    return _plain(["Module and layer", *keys], rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipelines.report", description="Compare runs in one HTML page."
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("--output", type=Path, default=Path("report.html"))
+    options = parser.parse_args(arguments)
+    try:
+        print(report(options.runs, options.output))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

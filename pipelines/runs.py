@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: MIT
+"""What the folders of finished or unfinished runs hold, and how their numbers are written.
+
+Reading is forgiving where a run may have been cut short (a missing file is a note) and strict where
+the caller is wrong (a path that holds no run).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+DASH = "–"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a run's folder holds; notes say what it lacks."""
+
+    name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tower(self) -> str:
+        """Name of the tower, or a dash."""
+        tower = self.config.get("model", {}).get("tower", {})
+        return str(tower.get("type", DASH)).removesuffix("Config") or DASH
+
+    @property
+    def gap(self) -> float | None:
+        """AUC that is still missing to the known ceiling, or None."""
+        ceiling, auc = self.metrics.get("ceiling_auc"), self.metrics.get("auc")
+        return None if ceiling is None or auc is None else ceiling - auc
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the summary: how to get its value, how to write it, and which value is best."""
+
+    name: str
+    hint: str
+    get: Callable[[Run], Any]
+    form: str = ".4f"
+    best: Callable[[Iterable[float]], float] | None = None
+
+
+def _metric(key: str) -> Callable[[Run], Any]:
+    return lambda run: run.metrics.get(key)
+
+
+COLUMNS = (
+    Column("Tower", "Model tower", lambda run: run.tower),
+    Column("AUC", "Area under the ROC curve", _metric("auc"), best=max),
+    Column("± s.e.", "Standard error of the AUC", _metric("auc_standard_error")),
+    Column("To ceiling", "AUC missing to the known ceiling", lambda run: run.gap, best=min),
+    Column("GAUC", "AUC within users, by weight", _metric("gauc"), best=max),
+    Column("Logloss", "Mean cross-entropy, nats", _metric("logloss"), best=min),
+    Column("NE", "Logloss over the base rate's entropy", _metric("ne"), best=min),
+    Column("Calibration", "Predicted over observed positives", _metric("calibration")),
+    Column("Rows/s", "Trained, all ranks", _metric("rows_per_second"), form=",.0f", best=max),
+    Column("Input wait", "Share of the training time", _metric("input_wait"), form=".1%"),
+    Column("Ranks", "Processes that trained", _metric("world_size"), form=",.0f"),
+    Column("Test rows", "Examples evaluated", _metric("rows"), form=",.0f"),
+)
+CONSOLE = ("Tower", "AUC", "To ceiling", "GAUC", "Logloss", "Rows/s")
+
+
+def read_run(path: Path, name: str) -> Run:
+    """Read a run's folder.
+
+    Raises:
+        ValueError: `path` is not a folder, or holds none of a run's files.
+    """
+    if not path.is_dir():
+        raise ValueError(f"{path}: expected the folder of a run (trainer.train --output), got none")
+    if not any((path / name).exists() for name in ("config.json", "metrics.json", "curves.jsonl")):
+        raise ValueError(
+            f"{path}: holds no run (expected config.json, metrics.json or curves.jsonl); "
+            "pass the folder given to trainer.train --output"
+        )
+    notes: list[str] = []
+    run = Run(
+        name=name,
+        config=_read(path / "config.json", dict, notes, True),
+        metrics=_read(path / "metrics.json", dict, notes, True),
+        curve=_read(path / "curves.jsonl", list, notes, True),
+        evaluations=_read(path / "evaluations.jsonl", list, notes, False),
+        ranks=_read(path / "ranks.json", list, notes, False),
+    )
+    return dataclasses.replace(run, notes=tuple(notes))
+
+
+def _read(path: Path, kind: type, notes: list[str], needed: bool) -> Any:
+    """Return what a JSON or JSON lines file holds, or an empty `kind` and a note of why."""
+    if not path.exists():
+        if needed:
+            notes.append(f"{path.name} is missing")
+        return kind()
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".jsonl":
+            # A line without its end is one that a crash cut short.
+            text = "[" + ",".join(text[: text.rfind("\n") + 1].splitlines()) + "]"
+        value = json.loads(text)
+    except ValueError as error:
+        notes.append(f"{path.name} cannot be read ({error})")
+        return kind()
+    if not isinstance(value, kind):
+        notes.append(f"{path.name}: expected a {kind.__name__}, got a {type(value).__name__}")
+        return kind()
+    return [one for one in value if isinstance(one, dict)] if kind is list else value
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read runs; folders of the same name are told apart by their whole path."""
+    paths = [Path(path) for path in paths]
+    names = [path.resolve().name for path in paths]
+    return [
+        read_run(path, name if names.count(name) == 1 else str(path))
+        for path, name in zip(paths, names, strict=True)
+    ]
+
+
+def written(value: Any, form: str = ".4f") -> str:
+    """Return a number in `form`, text as it is, lists by element, and a dash for nothing."""
+    if isinstance(value, list | tuple):
+        return ", ".join(written(item, form) for item in value)
+    if is_number(value):
+        return format(value, "," if isinstance(value, int) and "%" not in form else form)
+    return DASH if value is None or isinstance(value, float) else str(value)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether `value` is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: MIT
+"""The report shows what the runs hold, says what they lack, and stands alone as one file."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from pipelines.figures import Axes, Line, chart
+from pipelines.report import comparison_table, main, report
+from pipelines.runs import written
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Page(html.parser.HTMLParser):
+    """Checks nesting while it collects what the tests ask for."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.attributes: list[tuple[str, dict]] = []
+        self.cells: list[list[str]] = []
+        self.text = ""
+        self.feed(text)
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.attributes.append((tag, attributes))
+        if "id" in attributes:
+            self.ids.append(attributes["id"])
+        if tag == "tr":
+            self.cells.append([])
+        if tag in ("td", "th"):
+            self.cells[-1].append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data):
+        self.text += data
+        if self.open and self.open[-1] in ("td", "th"):
+            self.cells[-1][-1] += data
+
+    def row(self, name: str) -> list[str]:
+        return next(cells for cells in self.cells if cells[0] == name)
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.attributes)
+
+
+def write_run(folder: Path, auc: float = 0.74, ranks: bool = True, **metrics) -> Path:
+    folder.mkdir(parents=True)
+    config = {"model": {"tower": {"type": "SpecFormerConfig", "num_layers": 2}}, "seed": 7}
+    (folder / "config.json").write_text(json.dumps(config))
+    values = {
+        "auc": auc,
+        "auc_standard_error": 0.0012,
+        "gauc": None,
+        "logloss": 0.21,
+        "ne": 0.88,
+        "calibration": 1.01,
+        "rows_per_second": 21000.4,
+        "input_wait": 0.034,
+        "world_size": 2,
+        "rows": 180000.0,
+    }
+    (folder / "metrics.json").write_text(json.dumps(values | metrics))
+    with (folder / "curves.jsonl").open("w") as file:
+        for step in range(10, 310, 10):
+            point = {"step": step, "rows": step * 100, "loss": 1 / step, "auc": 0.5 + step / 1000}
+            point |= {"rows_per_second": 2e4, "input_wait": 0.03, "alarms": []}
+            file.write(json.dumps(point if step > 10 else point | {"auc": None}) + "\n")
+    if ranks:
+        records = [
+            {
+                "step": step,
+                "layer": layer,
+                "module": module,
+                "erank": 5.0,
+                "ferank": 0.5 + layer / 10,
+                "stable_rank": 2.0,
+                "tau": 0.5 if module == "attention" else None,
+                "beta": [0.0, 1.0, 0.125],
+            }
+            for step in (100, 300)
+            for layer in range(2)
+            for module in ("tokens", "attention")
+        ]
+        (folder / "ranks.json").write_text(json.dumps(records))
+    return folder
+
+
+def page(runs, tmp_path) -> tuple[str, Page]:
+    text = report(runs, tmp_path / "out" / "report.html").read_text()
+    return text, Page(text)
+
+
+def test_every_section_and_value_is_on_the_page(tmp_path):
+    runs = [
+        write_run(tmp_path / "first", 0.74, ceiling_auc=0.76),
+        write_run(tmp_path / "second", 0.73, alarms=["auc_stuck"], nonfinite_predictions=3.0),
+    ]
+    _, found = page(runs, tmp_path)
+    for section in ("summary", "alarms", "curves", "ranks", "config"):
+        assert section in found.ids
+    header = found.row("Run")
+    first = dict(zip(header, found.row("first"), strict=True))
+    assert first["Tower"] == "SpecFormer" and first["AUC"] == "0.7400"
+    assert first["To ceiling"] == "0.0200" and first["GAUC"] == "–"
+    assert first["Rows/s"] == "21,000" and first["Input wait"] == "3.4%" and first["Ranks"] == "2"
+    assert dict(zip(header, found.row("second"), strict=True))["To ceiling"] == "–"
+    for text in ("Training loss", "Running AUC", "Effective rank share, attention", "exponent τ"):
+        assert text in found.text
+    assert found.row("attention 1")[1:] == [
+        "5.0000",
+        "0.6000",
+        "2.0000",
+        "0.5000",
+        "0.0000, 1.0000, 0.1250",
+    ]
+    assert "auc stuck" in found.text and "3 predictions" in found.text
+    assert '"seed": 7' in found.text
+    marked = [attributes for _, attributes in found.attributes if attributes.get("class") == "best"]
+    assert marked
+
+
+def test_the_page_needs_no_network_and_no_script(tmp_path):
+    text, found = page([write_run(tmp_path / "run")], tmp_path)
+    assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", text)
+    assert found.count("script") == found.count("link") == found.count("img") == 0
+    for _, attributes in found.attributes:
+        for name in ("href", "src", "xlink:href"):
+            assert attributes.get(name, "#").startswith("#")
+
+
+def test_the_page_is_accessible_and_has_a_dark_form(tmp_path):
+    text, found = page([write_run(tmp_path / "a"), write_run(tmp_path / "b")], tmp_path)
+    assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
+    assert len(found.ids) == len(set(found.ids)), "ids are unique"
+    charts = [attributes for tag, attributes in found.attributes if tag == "svg"]
+    assert charts and all(one["role"] == "img" for one in charts)
+    assert all(one["aria-labelledby"] in found.ids for one in charts)
+    assert found.count("caption") == found.count("table") > 0
+    scopes = [attributes.get("scope") for tag, attributes in found.attributes if tag == "th"]
+    assert set(scopes) == {"col", "row"}
+    assert ("html", {"lang": "en"}) in found.attributes
+    for target in (attributes.get("href") for tag, attributes in found.attributes if tag == "a"):
+        assert target[1:] in found.ids
+
+
+def test_what_comes_from_a_run_is_escaped(tmp_path):
+    run = write_run(tmp_path / "<img src=x>")
+    config = {"model": {"tower": {"type": "<b>T</b>"}}, "path": "</pre><script>alert(1)</script>"}
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "ranks.json").write_text(
+        json.dumps([{"step": 1, "layer": 0, "module": "<i>m</i>", "ferank": 0.5, "<u>": "<s>"}])
+    )
+    _, found = page([run, write_run(tmp_path / "other")], tmp_path)
+    for tag in ("script", "img", "b", "i", "u", "s"):
+        assert found.count(tag) == 0, tag
+    assert "<script>alert(1)</script>" in found.text
+
+
+def test_what_is_missing_is_said_in_its_place(tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_text("{}")
+    broken = write_run(tmp_path / "broken", ranks=False)
+    (broken / "metrics.json").write_text('{"auc": 0.7')
+    with (broken / "curves.jsonl").open("a") as file:
+        file.write('{"step": 310, "lo')
+    _, found = page([bare, broken], tmp_path)
+    assert "bare: metrics.json is missing" in found.text
+    assert "broken: metrics.json cannot be read" in found.text
+    assert "curves.jsonl cannot" not in found.text, "a line that a crash cut short is no error"
+    assert "No run has a ranks.json" in found.text
+    assert "bare has no config.json" in found.text
+    assert found.row("bare")[1:] == ["–"] * 12
+    _, alone = page([bare], tmp_path)
+    assert "No run has a curves.jsonl" in alone.text and alone.count("svg") == 0
+
+
+def test_several_labels_and_epochs_have_tables(tmp_path):
+    metrics = {
+        "click_auc": 0.74,
+        "click_ne": 0.88,
+        "like_auc": 0.69,
+        "like_ne": 0.91,
+        "auc_epoch_1": 0.71,
+        "auc_epoch_2": 0.74,
+    }
+    _, found = page([write_run(tmp_path / "run", **metrics)], tmp_path)
+    assert found.row("run: like")[1] == "0.6900"
+    assert found.row("Test AUC after epoch") == ["Test AUC after epoch", "1", "2"]
+    assert ["run", "0.7100", "0.7400"] in found.cells
+
+
+def test_sampled_users_are_mentioned(tmp_path):
+    _, found = page([write_run(tmp_path / "run", gauc_users_sampled=0.25)], tmp_path)
+    assert "sample of 25.000% of the users" in found.text
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path):
+    runs = [write_run(tmp_path / "a" / "run"), write_run(tmp_path / "b" / "run")]
+    _, found = page(runs, tmp_path)
+    assert found.row(str(runs[0])) and found.row(str(runs[1]))
+
+
+def test_the_console_table_is_aligned_and_sorted(tmp_path):
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    (unfinished / "config.json").write_text("{}")
+    runs = [unfinished, write_run(tmp_path / "low", 0.7), write_run(tmp_path / "high", 0.8)]
+    lines = comparison_table(runs).splitlines()
+    assert [line.split()[0] for line in lines] == ["Run", "----------", "high", "low", "unfinished"]
+    assert lines[0].split() == ["Run", "Tower", "AUC", "To", "ceiling", "GAUC", "Logloss", "Rows/s"]
+    assert lines[2].split() == ["high", "SpecFormer", "0.8000", "–", "–", "0.2100", "21,000"]
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_charts_are_well_formed_and_small():
+    points = [(float(x), 1.0 / (1 + x)) for x in range(20_000)]
+    axes = Axes(title="Loss <1>", x="rows", y="loss")
+    lines = [Line(label=f"run & {index}", series=index, points=points) for index in range(10)]
+    svg = chart("loss", axes, lines)
+    root = ElementTree.fromstring(svg)
+    assert root.findtext("title") == "Loss <1>: loss over rows"
+    assert len(svg) < 200_000
+    assert "currentColor" in svg and "var(--series-7)" in svg and "#0" not in svg
+    assert chart("empty", axes, [Line(label="run", series=0, points=[])]) == ""
+
+
+def test_a_chart_of_one_point_or_equal_values_is_drawn():
+    axes = Axes(title="AUC", x="step", y="AUC", whole_x=True)
+    for points in ([(3.0, 0.5)], [(1.0, 0.0), (2.0, 0.0)]):
+        assert "<svg" in chart("auc", axes, [Line(label="run", series=0, points=points)])
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "expected"),
+    [
+        (0.12345, ".4f", "0.1235"),
+        (None, ".4f", "–"),
+        (float("nan"), ".4f", "–"),
+        (1234567, ".4f", "1,234,567"),
+        ([0.5, None], ".2f", "0.50, –"),
+        ("text", ".4f", "text"),
+        (True, ".4f", "True"),
+    ],
+)
+def test_values_are_written_for_reading(value, form, expected):
+    assert written(value, form) == expected
+
+
+def test_the_command_writes_the_page_and_refuses_what_is_no_run(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    output = tmp_path / "report.html"
+    assert main([str(run), "--output", str(output)]) == 0
+    assert output.exists() and capsys.readouterr().out.strip() == str(output)
+    assert main([str(tmp_path / "nowhere"), "--output", str(output)]) == 2
+    assert "expected the folder of a run" in capsys.readouterr().err
+    (tmp_path / "void").mkdir()
+    assert main([str(tmp_path / "void"), "--output", str(output)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="at least one run"):
+        report([], output)
