@@ -1,67 +1,26 @@
 # SPDX-License-Identifier: MIT
 """Arrow records -> Batch: ids become table rows, lists become jagged values, nulls become masks.
 
-All arithmetic is done on whole columns; the only Python loops run over the columns of the schema,
-and the values of a batch are joined once. `Collator` holds what can be derived from the schema
-beforehand and produces NumPy arrays, which travel between processes; `to_batch` is the same in one
-call.
+`to_batch` is the whole way in one call. A loader goes it in two steps, because arrays travel
+between processes and batches do not: `Collator` in a worker, `assemble` in the process that trains.
 
-Shapes: B rows, F sparse features, C dense features, K labels, N values of all lists, E table rows.
+Shapes: B rows, F sparse features, C dense features, K labels, N values of all lists.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from embeddings.schema import Schema, SparseFeature
+from embeddings.schema import Schema
 from models.batch import Batch
-from trainer.data.columns import (
-    Lists,
-    RowError,
-    check_columns,
-    read_lists,
-    to_integers,
-)
-from trainer.data.hashing import mix64
-from trainer.data.transforms import HOURS_OF, dense_matrix, label_matrices, table_rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchArrays:
-    """A batch as NumPy arrays: the fields of `Batch`, with `sparse` as its values and lengths.
-
-    values: (N,) int64 table rows, feature by feature. lengths: (F, B) int32.
-    """
-
-    values: np.ndarray
-    lengths: np.ndarray
-    dense: np.ndarray
-    labels: np.ndarray
-    weights: np.ndarray
-    groups: np.ndarray
-    actions: np.ndarray
-
-    def to_batch(self, keys: list[str]) -> Batch:
-        """Return the Batch that shares this memory; `keys` are the F sparse features' names."""
-        sparse = KeyedJaggedTensor(
-            keys=keys,
-            values=torch.from_numpy(self.values),
-            lengths=torch.from_numpy(self.lengths).view(-1),
-        )
-        return Batch(
-            sparse=sparse,
-            dense=torch.from_numpy(self.dense),
-            labels=torch.from_numpy(self.labels),
-            weights=torch.from_numpy(self.weights),
-            groups=torch.from_numpy(self.groups),
-            actions=torch.from_numpy(self.actions),
-        )
+from trainer.data.collator import BatchArrays, Collator
 
 
 def to_batch(
@@ -77,13 +36,29 @@ def to_batch(
             one history differ in length, a user or timestamp is null. It names feature, column,
             value and row.
     """
-    return Collator(schema)(records, counts).to_batch([feature.name for feature in schema.sparse])
+    return assemble(Collator(schema)(records, counts), schema)
+
+
+def assemble(arrays: BatchArrays | Sequence[torch.Tensor], schema: Schema) -> Batch:
+    """Return the Batch that shares the memory of `arrays` (or tensors in the same order)."""
+    if isinstance(arrays, BatchArrays):
+        arrays = [torch.from_numpy(array) for array in arrays.fields()]
+    values, lengths, dense, labels, weights, groups, actions = arrays
+    keys = [feature.name for feature in schema.sparse]
+    return Batch(
+        sparse=KeyedJaggedTensor(keys=keys, values=values, lengths=lengths.view(-1)),
+        dense=dense,
+        labels=labels,
+        weights=weights,
+        groups=groups,
+        actions=actions,
+    )
 
 
 def empty_batch(schema: Schema) -> Batch:
     """Return a batch of no rows."""
     num_labels = len(schema.labels)
-    return BatchArrays(
+    arrays = BatchArrays(
         values=np.empty(0, np.int64),
         lengths=np.empty((len(schema.sparse), 0), np.int32),
         dense=np.empty((0, len(schema.dense)), np.float32),
@@ -91,7 +66,8 @@ def empty_batch(schema: Schema) -> Batch:
         weights=np.empty((0, num_labels), np.float32),
         groups=np.empty(0, np.int64),
         actions=np.empty(0, np.int64),
-    ).to_batch([feature.name for feature in schema.sparse])
+    )
+    return assemble(arrays, schema)
 
 
 def pad_batch(batch: Batch, num_examples: int, schema: Schema) -> Batch:
@@ -134,158 +110,3 @@ def pad_batch(batch: Batch, num_examples: int, schema: Schema) -> Batch:
         groups=pad(batch.groups),
         num_padding=batch.num_padding + missing,
     )
-
-
-class Collator:
-    """Converts records by one schema.
-
-    Raises:
-        ValueError: a table is too small for its transform, or the sequences of one history differ
-            in `max_length`.
-    """
-
-    def __init__(self, schema: Schema):
-        self.schema = schema
-        self._rows = {table.name: table.num_embeddings for table in schema.tables}
-        hashed = [
-            f for f in schema.sparse if f.kind == "id" and f.transform == "hash" and not f.position
-        ]
-        self._hashed = {feature.name: i for i, feature in enumerate(hashed)}
-        divisors = [self._rows[feature.table] - 1 for feature in hashed]
-        self._divisors = np.array(divisors, np.uint64).reshape(-1, 1)
-        self._hashed_features = hashed
-        self._actions = next(
-            (
-                (h, schema.history_actions[h])
-                for h in schema.histories
-                if h in schema.history_actions
-            ),
-            None,
-        )
-        for feature in schema.sparse:
-            needed = HOURS_OF.get(feature.transform, 0) + 1
-            if self._rows[feature.table] < needed:
-                raise ValueError(
-                    f"sparse feature {feature.name!r}: transform {feature.transform!r} needs a "
-                    f"table of at least {needed} rows, got {self._rows[feature.table]} in table "
-                    f"{feature.table!r}"
-                )
-        for history, features in schema.histories.items():
-            if len({feature.max_length for feature in features}) > 1:
-                limits = {feature.name: feature.max_length for feature in features}
-                raise ValueError(
-                    f"history {history!r}: its sequences are aligned, so expected one max_length, "
-                    f"got {limits}"
-                )
-
-    def __call__(
-        self, records: pa.RecordBatch | pa.Table, counts: Counter[str] | None = None
-    ) -> BatchArrays:
-        """Convert B rows, as `to_batch` does, to arrays."""
-        schema, num_rows = self.schema, records.num_rows
-        check_columns(records.schema, schema, "records")
-        columns = {name: _one_array(records.column(name)) for name in schema.columns}
-        for name in (schema.user, schema.timestamp):
-            if name and columns[name].null_count:
-                row = int(np.argmax(columns[name].is_null().to_numpy(zero_copy_only=False)))
-                what = "user" if name == schema.user else "timestamp"
-                raise RowError(f"column {name!r} ({what}): expected no nulls, got a null", row)
-        values: list[np.ndarray] = [np.empty(0, np.int64)]
-        lengths = np.ones((len(schema.sparse), num_rows), np.int32)
-        hashed = self._hash_ids(columns, num_rows)
-        lists: dict[str, Lists] = {}
-        for i, feature in enumerate(schema.sparse):
-            if feature.name in self._hashed:
-                values.append(hashed[self._hashed[feature.name]])
-                continue
-            if feature.kind == "id":
-                size, column = self._rows[feature.table], columns[feature.column]
-                if feature.transform == "length":
-                    values.append(np.minimum(read_lists(column).lengths, size - 2) + 1)
-                    continue
-                if feature.position:
-                    column = read_lists(column).at(feature.position)
-                values.append(table_rows(feature, column, size, counts))
-                continue
-            full = read_lists(columns[feature.column])
-            self._check_history(feature.history, feature.column, full, lists)
-            newest = full.newest(feature.max_length)
-            values.append(self._list_rows(feature, newest, counts))
-            lengths[i] = newest.lengths
-        labels, weights = label_matrices(schema.labels, columns, num_rows)
-        return BatchArrays(
-            values=np.concatenate(values),
-            lengths=lengths,
-            dense=dense_matrix(schema.dense, columns, num_rows),
-            labels=labels,
-            weights=weights,
-            groups=self._groups(columns, num_rows),
-            actions=self._read_actions(columns, lists),
-        )
-
-    def _hash_ids(self, columns: dict[str, pa.Array], num_rows: int) -> np.ndarray:
-        """Return the (F', B) table rows of the F' hashed `id` features, mixed all at once."""
-        ids = np.empty((len(self._hashed_features), num_rows), np.int64)
-        missing = []
-        for i, feature in enumerate(self._hashed_features):
-            ids[i], nulls = to_integers(columns[feature.column], f"sparse feature {feature.name!r}")
-            if nulls is not None:
-                missing.append((i, nulls))
-        rows = mix64(ids)
-        rows %= self._divisors
-        rows += np.uint64(1)
-        for i, nulls in missing:
-            rows[i, nulls] = 0
-        return rows.view(np.int64)
-
-    def _list_rows(
-        self, feature: SparseFeature, lists: Lists, counts: Counter[str] | None
-    ) -> np.ndarray:
-        """Return the table rows of the values of `lists`."""
-        try:
-            return table_rows(feature, lists.values(), self._rows[feature.table], counts)
-        except RowError as error:
-            raise RowError(error.message, lists.row_of(error.row)) from error
-
-    def _check_history(
-        self, history: str, column: str, lists: Lists, seen: dict[str, Lists]
-    ) -> None:
-        """Check that the lists of one history have equal lengths; `seen` holds its first lists."""
-        first = seen.setdefault(history, lists)
-        unequal = first.lengths != lists.lengths
-        if history and unequal.any():
-            row = int(np.argmax(unequal))
-            raise RowError(
-                f"column {column!r}: expected {first.lengths[row]} values, as the other lists "
-                f"of history {history!r} have, got {lists.lengths[row]}",
-                row,
-            )
-
-    def _groups(self, columns: dict[str, pa.Array], num_rows: int) -> np.ndarray:
-        """Return the (B,) mixed user ids."""
-        if not self.schema.user:
-            return np.zeros(num_rows, np.int64)
-        return mix64(to_integers(columns[self.schema.user], "user")[0]).view(np.int64)
-
-    def _read_actions(self, columns: dict[str, pa.Array], seen: dict[str, Lists]) -> np.ndarray:
-        """Return the (N,) past actions of the first history that has them; a null is no action."""
-        if self._actions is None:
-            return np.empty(0, np.int64)
-        history, column = self._actions
-        lists = read_lists(columns[column])
-        self._check_history(history, column, lists, seen)
-        lists = lists.newest(self.schema.histories[history][0].max_length)
-        actions, _ = to_integers(lists.values(), f"actions of history {history!r}")
-        bad = (actions < 0) | (actions >= 1 << len(self.schema.labels))
-        if bad.any():
-            raise RowError(
-                f"column {column!r}: expected actions in [0, {(1 << len(self.schema.labels)) - 1}] "
-                f"(one bit a label), got {actions[bad][0]}",
-                lists.row_of(int(np.argmax(bad))),
-            )
-        return actions
-
-
-def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return a column of a batch or a table as one array."""
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -14,8 +14,9 @@ import datetime
 import logging
 import os
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,11 +32,15 @@ _FOOTER_THREADS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class LogFile:
-    """One Parquet file: its day (YYYY-MM-DD, or empty) and the number of rows of each row group."""
+    """One Parquet file: its day (YYYY-MM-DD, or empty) and the number of rows of each row group.
+
+    row_group_starts: the first row that is wanted of each row group; empty for the first of all.
+    """
 
     path: str
     day: str = ""
     row_group_rows: tuple[int, ...]
+    row_group_starts: tuple[int, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -75,6 +80,32 @@ def discover(path: str | Path, days: tuple[str, str] | None, schema: Schema) -> 
             f"{path}: expected rows, got {len(files)} files without any; check the log"
         )
     return files
+
+
+def keep_rows(files: Sequence[LogFile], shares: tuple[float, float]) -> tuple[LogFile, ...]:
+    """Keep the rows from share to share (0 to 1) of all rows in the files' order.
+
+    Raises:
+        ValueError: no row is left.
+    """
+    total = sum(file.num_rows for file in files)
+    first, last = round(shares[0] * total), round(shares[1] * total)
+    kept, position = [], 0
+    for file in files:
+        rows, starts = [], []
+        for group_rows in file.row_group_rows:
+            low = min(max(first - position, 0), group_rows)
+            high = min(max(last - position, low), group_rows)
+            rows.append(high - low)
+            starts.append(low)
+            position += group_rows
+        kept.append(replace(file, row_group_rows=tuple(rows), row_group_starts=tuple(starts)))
+    if first >= last:
+        raise ValueError(
+            f"rows {shares[0]:g} to {shares[1]:g} of {total}: expected at least one row, got none; "
+            "widen the range"
+        )
+    return tuple(kept)
 
 
 def _list_files(root: Path) -> list[tuple[str, str]]:

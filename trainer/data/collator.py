@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: MIT
+"""Arrow records -> NumPy arrays of a batch; what a loader's worker runs, without TorchRec.
+
+All arithmetic is done on whole columns; the only Python loops run over the columns of the schema,
+and the values of a batch are joined once. `Collator` holds what can be derived from the schema
+beforehand.
+
+Shapes: B rows, F sparse features, C dense features, K labels, N values of all lists, E table rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from embeddings.schema import Schema, SparseFeature
+from trainer.data.columns import (
+    Lists,
+    RowError,
+    check_columns,
+    read_lists,
+    to_integers,
+)
+from trainer.data.hashing import mix64
+from trainer.data.transforms import HOURS_OF, dense_matrix, label_matrices, table_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchArrays:
+    """A batch as NumPy arrays: the fields of `Batch`, with `sparse` as its values and lengths.
+
+    values: (N,) int64 table rows, feature by feature. lengths: (F, B) int32.
+    """
+
+    values: np.ndarray
+    lengths: np.ndarray
+    dense: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray
+    groups: np.ndarray
+    actions: np.ndarray
+
+    def fields(self) -> tuple[np.ndarray, ...]:
+        """Return the arrays in the order of their declaration."""
+        return (
+            *(self.values, self.lengths, self.dense, self.labels),
+            *(self.weights, self.groups, self.actions),
+        )
+
+
+class Collator:
+    """Converts records by one schema.
+
+    Raises:
+        ValueError: a table is too small for its transform, or the sequences of one history differ
+            in `max_length`.
+    """
+
+    def __init__(self, schema: Schema):
+        self.schema = schema
+        self._rows = {table.name: table.num_embeddings for table in schema.tables}
+        hashed = [
+            f for f in schema.sparse if f.kind == "id" and f.transform == "hash" and not f.position
+        ]
+        self._hashed = {feature.name: i for i, feature in enumerate(hashed)}
+        divisors = [self._rows[feature.table] - 1 for feature in hashed]
+        self._divisors = np.array(divisors, np.uint64).reshape(-1, 1)
+        self._hashed_features = hashed
+        self._actions = next(
+            (
+                (h, schema.history_actions[h])
+                for h in schema.histories
+                if h in schema.history_actions
+            ),
+            None,
+        )
+        for feature in schema.sparse:
+            needed = HOURS_OF.get(feature.transform, 0) + 1
+            if self._rows[feature.table] < needed:
+                raise ValueError(
+                    f"sparse feature {feature.name!r}: transform {feature.transform!r} needs a "
+                    f"table of at least {needed} rows, got {self._rows[feature.table]} in table "
+                    f"{feature.table!r}"
+                )
+        for history, features in schema.histories.items():
+            if len({feature.max_length for feature in features}) > 1:
+                limits = {feature.name: feature.max_length for feature in features}
+                raise ValueError(
+                    f"history {history!r}: its sequences are aligned, so expected one max_length, "
+                    f"got {limits}"
+                )
+
+    def __call__(
+        self, records: pa.RecordBatch | pa.Table, counts: Counter[str] | None = None
+    ) -> BatchArrays:
+        """Convert B rows, as `to_batch` does, to arrays."""
+        schema, num_rows = self.schema, records.num_rows
+        check_columns(records.schema, schema, "records")
+        columns = {name: _one_array(records.column(name)) for name in schema.columns}
+        for name in (schema.user, schema.timestamp):
+            if name and columns[name].null_count:
+                row = int(np.argmax(columns[name].is_null().to_numpy(zero_copy_only=False)))
+                what = "user" if name == schema.user else "timestamp"
+                raise RowError(f"column {name!r} ({what}): expected no nulls, got a null", row)
+        values: list[np.ndarray] = [np.empty(0, np.int64)]
+        lengths = np.ones((len(schema.sparse), num_rows), np.int32)
+        hashed = self._hash_ids(columns, num_rows)
+        lists: dict[str, Lists] = {}
+        for i, feature in enumerate(schema.sparse):
+            if feature.name in self._hashed:
+                values.append(hashed[self._hashed[feature.name]])
+                continue
+            if feature.kind == "id":
+                size, column = self._rows[feature.table], columns[feature.column]
+                if feature.transform == "length":
+                    values.append(np.minimum(read_lists(column).lengths, size - 2) + 1)
+                    continue
+                if feature.position:
+                    column = read_lists(column).at(feature.position)
+                values.append(table_rows(feature, column, size, counts))
+                continue
+            full = read_lists(columns[feature.column])
+            self._check_history(feature.history, feature.column, full, lists)
+            newest = full.newest(feature.max_length)
+            values.append(self._list_rows(feature, newest, counts))
+            lengths[i] = newest.lengths
+        labels, weights = label_matrices(schema.labels, columns, num_rows)
+        return BatchArrays(
+            values=np.concatenate(values),
+            lengths=lengths,
+            dense=dense_matrix(schema.dense, columns, num_rows),
+            labels=labels,
+            weights=weights,
+            groups=self._groups(columns, num_rows),
+            actions=self._read_actions(columns, lists),
+        )
+
+    def _hash_ids(self, columns: dict[str, pa.Array], num_rows: int) -> np.ndarray:
+        """Return the (F', B) table rows of the F' hashed `id` features, mixed all at once."""
+        ids = np.empty((len(self._hashed_features), num_rows), np.int64)
+        missing = []
+        for i, feature in enumerate(self._hashed_features):
+            ids[i], nulls = to_integers(columns[feature.column], f"sparse feature {feature.name!r}")
+            if nulls is not None:
+                missing.append((i, nulls))
+        rows = mix64(ids)
+        rows %= self._divisors
+        rows += np.uint64(1)
+        for i, nulls in missing:
+            rows[i, nulls] = 0
+        return rows.view(np.int64)
+
+    def _list_rows(
+        self, feature: SparseFeature, lists: Lists, counts: Counter[str] | None
+    ) -> np.ndarray:
+        """Return the table rows of the values of `lists`."""
+        try:
+            return table_rows(feature, lists.values(), self._rows[feature.table], counts)
+        except RowError as error:
+            raise RowError(error.message, lists.row_of(error.row)) from error
+
+    def _check_history(
+        self, history: str, column: str, lists: Lists, seen: dict[str, Lists]
+    ) -> None:
+        """Check that the lists of one history have equal lengths; `seen` holds its first lists."""
+        first = seen.setdefault(history, lists)
+        unequal = first.lengths != lists.lengths
+        if history and unequal.any():
+            row = int(np.argmax(unequal))
+            raise RowError(
+                f"column {column!r}: expected {first.lengths[row]} values, as the other lists "
+                f"of history {history!r} have, got {lists.lengths[row]}",
+                row,
+            )
+
+    def _groups(self, columns: dict[str, pa.Array], num_rows: int) -> np.ndarray:
+        """Return the (B,) mixed user ids."""
+        if not self.schema.user:
+            return np.zeros(num_rows, np.int64)
+        return mix64(to_integers(columns[self.schema.user], "user")[0]).view(np.int64)
+
+    def _read_actions(self, columns: dict[str, pa.Array], seen: dict[str, Lists]) -> np.ndarray:
+        """Return the (N,) past actions of the first history that has them; a null is no action."""
+        if self._actions is None:
+            return np.empty(0, np.int64)
+        history, column = self._actions
+        lists = read_lists(columns[column])
+        self._check_history(history, column, lists, seen)
+        lists = lists.newest(self.schema.histories[history][0].max_length)
+        actions, _ = to_integers(lists.values(), f"actions of history {history!r}")
+        bad = (actions < 0) | (actions >= 1 << len(self.schema.labels))
+        if bad.any():
+            raise RowError(
+                f"column {column!r}: expected actions in [0, {(1 << len(self.schema.labels)) - 1}] "
+                f"(one bit a label), got {actions[bad][0]}",
+                lists.row_of(int(np.argmax(bad))),
+            )
+        return actions
+
+
+def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column of a batch or a table as one array."""
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: MIT
+"""The loader of one rank: the batches of its share of a log, the same for any number of workers.
+
+A worker reads whole windows (a bounded shuffle buffer) and hands them over in order, so batches do
+not depend on how many workers there are. All ranks take the same number of steps; every row is read
+once.
+
+Workers come from a fork server: a process that holds an accelerator, communication threads or
+OpenMP threads cannot be forked safely. Scripts that use workers therefore need the usual
+`if __name__ == "__main__":` guard.
+
+    files = discover("logs/", ("2026-01-01", "2026-01-07"), schema)
+    loader = LoaderConfig(batch_size=4096, num_workers=2).build(files, schema, rank=0, world_size=1)
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        for batch in loader: ...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, Sampler
+
+from embeddings.schema import Schema
+from models.batch import Batch
+from trainer.data.collate import assemble, empty_batch, pad_batch
+from trainer.data.order import EpochOrder, Leg, Order, Window
+from trainer.data.parquet import LogFile
+from trainer.data.windows import Block, WindowDataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderConfig:
+    """How a log is read.
+
+    batch_size: examples per rank and step. shuffle_rows: rows of the shuffle buffer of a worker (a
+    multiple of batch_size is used). order: `shuffle`, `time` (days in order, shuffled inside a day)
+    or `none`. num_workers: processes that read ahead, 0 reads in the training process.
+    prefetch_windows: buffers that each worker keeps ready. pin_memory: page-locked batches, for
+    copies to an accelerator.
+    """
+
+    batch_size: int = 2048
+    shuffle_rows: int = 65_536
+    order: Order = "shuffle"
+    num_workers: int = 0
+    prefetch_windows: int = 2
+    pin_memory: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the loader's own fields."""
+        for name, least in (("batch_size", 1), ("num_workers", 0), ("prefetch_windows", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"loader.{name}: expected at least {least}, got {getattr(self, name)}"
+                )
+        if self.shuffle_rows < 0:
+            raise ValueError(f"loader.shuffle_rows: expected at least 0, got {self.shuffle_rows}")
+
+    @property
+    def window_rows(self) -> int:
+        """Rows of a window: `shuffle_rows` rounded down to a positive multiple of `batch_size`."""
+        return max(self.shuffle_rows // self.batch_size, 1) * self.batch_size
+
+    def build(
+        self,
+        files: Sequence[LogFile],
+        schema: Schema,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+    ) -> Loader:
+        """Return the loader of one rank."""
+        return Loader(files, schema, self, rank=rank, world_size=world_size, seed=seed)
+
+
+class Loader:
+    """Iterates the batches of one rank and epoch, on the CPU.
+
+    Attributes: epoch; step, the batches of the epoch that were handed out; out_of_range, the number
+    of `identity` values by feature that policy `oov` sent to row 0 since the loader was built.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[LogFile],
+        schema: Schema,
+        config: LoaderConfig,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+    ):
+        if not 0 <= rank < world_size:
+            raise ValueError(f"loader: expected a rank in [0, {world_size - 1}], got {rank}")
+        self.schema = schema
+        self.config = config
+        self.out_of_range: Counter[str] = Counter()
+        self._files = tuple(files)
+        self._rank, self._world_size, self._seed = rank, world_size, seed
+        shape = repr([(f.day, f.row_group_rows, f.row_group_starts) for f in self._files])
+        self._fingerprint = hashlib.sha256(shape.encode()).hexdigest()[:16]
+        self._dataset = WindowDataset(schema, config.batch_size, rank)
+        self._windows = _Windows()
+        self._workers: DataLoader[Block] | None = None
+        self._begin(0, ())
+
+    def __len__(self) -> int:
+        """Steps of the epoch, those already taken included; equal on all ranks."""
+        return self._steps_before + self._num_steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of `epoch`, counted from 0, unless it is the one in progress."""
+        if epoch != self.epoch:
+            self._begin(epoch, ())
+
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+        """Return the position, in plain numbers and strings; the same on all ranks.
+
+        step: the batches of the epoch that were trained, where a pipeline reads ahead of training;
+            None takes all that were handed out.
+        """
+        step = self.step if step is None else step
+        if not self._steps_before <= step <= self.step:
+            raise ValueError(
+                f"loader: expected a step in [{self._steps_before}, {self.step}], got {step}"
+            )
+        legs = [*self._legs[:-1], self._legs[-1]._replace(num_steps=step - self._steps_before)]
+        return {
+            "epoch": self.epoch,
+            "step": step,
+            "legs": [list(leg) for leg in legs],
+            "seed": self._seed,
+            "order": self.config.order,
+            "log": self._fingerprint,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to the position of `state`, saved at any world size and batch size.
+
+        At the same world size, batch size and buffer the batches that follow are those that an
+        uninterrupted run would have seen; at another, all rows left are read, once each.
+
+        Raises:
+            ValueError: the log, the order or the seed is another, so the position means nothing.
+        """
+        legs = [Leg(*leg) for leg in state["legs"]]
+        if sum(leg.num_steps for leg in legs):
+            expected = (state["log"], state["order"], state["seed"])
+            got = (self._fingerprint, self.config.order, self._seed)
+            for name, old, new in zip(("log", "order", "seed"), expected, got, strict=True):
+                if old != new:
+                    raise ValueError(
+                        f"loader: cannot go on inside epoch {state['epoch']}: expected {name} "
+                        f"{old!r}, as in the checkpoint, got {new!r}; restore it, or begin a new "
+                        "epoch"
+                    )
+        self._begin(state["epoch"], legs)
+
+    def close(self) -> None:
+        """End the worker processes; iterating again starts new ones."""
+        workers, self._workers = self._workers, None
+        iterator = getattr(workers, "_iterator", None)
+        if iterator is not None:
+            iterator._shutdown_workers()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the epoch's batches from `step` on; a finished epoch starts again.
+
+        Raises:
+            ValueError: damaged or unfit data; the message names rank, worker, file, row group, row.
+            RuntimeError: a worker process died; the message names rank and worker.
+        """
+        if self._finished:
+            self._begin(self.epoch, ())
+        batch_size = self.config.batch_size
+        done = self.step - self._steps_before
+        share = self._order.share(self._legs, self._rank)
+        self._windows.items = self._order.windows(
+            share, self.config.window_rows, skip=done * batch_size
+        )
+        for block in self._blocks():
+            if block.error:
+                self.close()
+                raise ValueError(block.error)
+            self.out_of_range += block.counts
+            for tensors in block.tensors():
+                self.step += 1
+                yield assemble(tensors, self.schema)
+        while self.step < len(self):
+            self.step += 1
+            yield pad_batch(empty_batch(self.schema), 1, self.schema)
+        self._finished = True
+
+    def _begin(self, epoch: int, legs: Sequence[Leg]) -> None:
+        """Go to the end of `legs` of an epoch."""
+        config = self.config
+        here = Leg(self._world_size, config.batch_size, config.window_rows, 0)
+        legs = [leg for leg in legs if leg.num_steps]
+        done = 0
+        if legs and legs[-1]._replace(num_steps=0) == here:
+            done = legs.pop().num_steps
+        self.epoch = epoch
+        self._order = EpochOrder(self._files, config.order, self._seed, epoch)
+        self._legs = [*legs, here]
+        self._steps_before = sum(leg.num_steps for leg in legs)
+        self._num_steps = self._order.num_steps(self._legs)
+        self.step = self._steps_before + done
+        self._finished = False
+
+    def _blocks(self) -> Iterator[Block]:
+        """Yield the blocks of the windows set, from workers or read here."""
+        if not self.config.num_workers:
+            for window in self._windows:
+                block = self._dataset[window]
+                yield block.pin_memory() if self.config.pin_memory else block
+            return
+        if self._workers is None:
+            self._workers = self._start_workers()
+        blocks = iter(self._workers)
+        while True:
+            try:
+                block = next(blocks)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                message = _dead_workers(getattr(blocks, "_workers", []))
+                if not message:
+                    raise
+                self.close()
+                raise RuntimeError(
+                    f"rank {self._rank}: {message}; killed for memory? Lower loader.shuffle_rows "
+                    "or loader.num_workers, or look at the worker's own message above"
+                ) from error
+            yield block
+
+    def _start_workers(self) -> DataLoader[Block]:
+        """Return a DataLoader whose processes last as long as the loader."""
+        context = multiprocessing.get_context("forkserver")
+        main = getattr(sys.modules["__main__"], "__spec__", None)
+        # Children import what the main module imports; the server does it once for all.
+        context.set_forkserver_preload([WindowDataset.__module__, *([main.name] if main else [])])
+        return DataLoader(
+            self._dataset,
+            batch_size=None,
+            sampler=self._windows,
+            collate_fn=_unchanged,
+            num_workers=self.config.num_workers,
+            prefetch_factor=self.config.prefetch_windows,
+            persistent_workers=True,
+            pin_memory=self.config.pin_memory,
+            multiprocessing_context=context,
+        )
+
+
+class _Windows(Sampler[Window]):
+    """Hands the windows of the epoch to whichever worker reads next."""
+
+    def __init__(self) -> None:
+        self.items: Iterator[Window] = iter(())
+
+    def __iter__(self) -> Iterator[Window]:
+        """Return the windows set last."""
+        return self.items
+
+
+def _unchanged(block: Any) -> Any:
+    """Collate nothing: a window is sent as it is."""
+    return block
+
+
+def _dead_workers(workers: Sequence[Any]) -> str:
+    """Say which worker processes ended and how, or return an empty string."""
+    dead = [
+        f"loader worker {i} (pid {worker.pid}) ended with exit code {worker.exitcode}"
+        for i, worker in enumerate(workers)
+        if not worker.is_alive()
+    ]
+    return ", ".join(dead)
