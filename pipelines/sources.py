@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: MIT
+"""Raw logs as record batches that know their rows' numbers, in bounded memory.
+
+CSV and TSV columns are read as text, without Arrow's type guess, which looks at the first block
+only; what they become is decided by the schema. Parquet is read with `iter_batches`, because
+`dataset.to_batches` keeps what it has read.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+_PARQUET = (".parquet", ".parq", ".pq")
+_TSV = (".tsv", ".tsv.gz", ".tsv.zst", ".tsv.bz2")
+_TEXT = (".csv", ".csv.gz", ".csv.zst", ".csv.bz2", ".txt", ".txt.gz", *_TSV)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    """How raw files are read.
+
+    format: `csv`, `tsv`, `parquet`, or empty to go by the file's name. columns: the names of the
+    columns of a CSV without header. batch_rows: rows of a Parquet batch. block_bytes: bytes of a
+    CSV block; no row may be longer.
+    """
+
+    format: str = ""
+    columns: tuple[str, ...] = ()
+    delimiter: str = ""
+    null_values: tuple[str, ...] = ("", "\\N", "NULL", "null")
+    batch_rows: int = 65_536
+    block_bytes: int = 8 << 20
+
+    def __post_init__(self) -> None:
+        """Check the format and the delimiter."""
+        if self.format not in ("", "csv", "tsv", "parquet"):
+            raise ValueError(f"format: expected csv, tsv or parquet, got {self.format!r}")
+        if self.delimiter and len(self.delimiter) != 1:
+            raise ValueError(f"delimiter: expected one character, got {self.delimiter!r}")
+
+    def build(self, path: str) -> Source:
+        """Open one raw file. See `Source` for what is raised."""
+        return Source(path, self)
+
+
+@dataclass
+class RawRows:
+    """B rows of one file. numbers: (B,) positions in the file, the first data row is 1.
+
+    malformed: (number, what is wrong, text) of rows that have no columns at all.
+    """
+
+    records: pa.RecordBatch
+    numbers: NDArray[np.int64]
+    malformed: list[tuple[int, str, str]] = field(default_factory=list)
+
+
+class Source:
+    """One raw file, its columns known, its rows not read yet.
+
+    Raises:
+        ValueError: the file is empty, or is not what `config.format` or its name says it is.
+    """
+
+    def __init__(self, path: str, config: SourceConfig) -> None:
+        self.path, self.config = path, config
+        self.is_text = _format(path, config) != "parquet"
+        if not Path(path).stat().st_size:
+            raise ValueError(f"{path}: expected rows, got an empty file (0 bytes)")
+        self._check_magic()
+        if not self.is_text and config.columns:
+            raise ValueError(f"{path}: --columns names the columns of a CSV; Parquet has its own")
+        self.schema = self._read_schema()
+
+    def rows(self, columns: list[str]) -> Iterator[RawRows]:
+        """Yield the rows in order, with `columns` only (all of which the file must have)."""
+        try:
+            yield from self._text_rows(columns) if self.is_text else self._parquet_rows(columns)
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{self.path}: {_first_line(error)}{self._way_out(error)}") from error
+
+    def _check_magic(self) -> None:
+        with Path(self.path).open("rb") as file:
+            is_parquet = file.read(4) == b"PAR1"
+        if self.is_text and is_parquet:
+            raise ValueError(
+                f"{self.path}: expected text, got a Parquet file; use --format parquet"
+            )
+        if not self.is_text and not is_parquet:
+            raise ValueError(
+                f"{self.path}: expected a Parquet file, got something else (it does not begin with "
+                "PAR1); use --format csv if it is text"
+            )
+
+    def _read_schema(self) -> pa.Schema:
+        try:
+            if self.is_text:
+                with self._open_text([], []) as reader:
+                    return pa.schema([(name, pa.string()) for name in reader.schema.names])
+            with pq.ParquetFile(self.path) as file:
+                return file.schema_arrow
+        except (pa.ArrowException, OSError) as error:
+            what = "CSV" if self.is_text else "Parquet"
+            raise ValueError(
+                f"{self.path}: cannot be read as {what}: {_first_line(error)}{self._way_out(error)}"
+            ) from error
+
+    def _parquet_rows(self, columns: list[str]) -> Iterator[RawRows]:
+        first = 1
+        with pq.ParquetFile(self.path) as file:
+            for records in file.iter_batches(self.config.batch_rows, columns=columns):
+                numbers = np.arange(first, first + records.num_rows)
+                first += records.num_rows
+                yield RawRows(records.select(columns), numbers)
+
+    def _text_rows(self, columns: list[str]) -> Iterator[RawRows]:
+        malformed: list[tuple[int, str, str]] = []
+        skipped: list[int] = []
+        reported = seen = 0
+        with self._open_text(columns, malformed) as reader:
+            for records in reader:
+                skipped += [number for number, _, _ in malformed[len(skipped) :]]
+                good = np.arange(seen, seen + records.num_rows)
+                seen += records.num_rows
+                # The i-th good row stands behind all skipped rows that have at most i before them.
+                before = np.asarray(skipped, np.int64) - 1 - np.arange(len(skipped))
+                numbers = good + 1 + np.searchsorted(before, good, side="right")
+                yield RawRows(records, numbers, malformed[reported:])
+                reported = len(malformed)
+            if reported < len(malformed):
+                nothing = pa.RecordBatch.from_pylist([], reader.schema)
+                yield RawRows(nothing, np.empty(0, np.int64), malformed[reported:])
+
+    def _open_text(
+        self, columns: list[str], malformed: list[tuple[int, str, str]]
+    ) -> csv.CSVStreamingReader:
+        header_rows = 0 if self.config.columns else 1
+
+        def skip(row: csv.InvalidRow) -> str:
+            what = f"{row.actual_columns} columns, expected {row.expected_columns}"
+            malformed.append((row.number - header_rows, what, row.text))
+            return "skip"
+
+        return csv.open_csv(
+            self.path,
+            # Row numbers are known to a single parser only.
+            csv.ReadOptions(
+                use_threads=False,
+                block_size=self.config.block_bytes,
+                column_names=list(self.config.columns) or None,
+            ),
+            csv.ParseOptions(delimiter=self._delimiter(), invalid_row_handler=skip),
+            csv.ConvertOptions(
+                check_utf8=False,  # an id may be any bytes
+                column_types=dict.fromkeys(columns, pa.string()),
+                include_columns=columns or None,
+                null_values=list(self.config.null_values),
+                strings_can_be_null=True,
+                auto_dict_encode=False,
+            ),
+        )
+
+    def _delimiter(self) -> str:
+        tabs = _format(self.path, self.config) == "tsv"
+        return self.config.delimiter or ("\t" if tabs else ",")
+
+    def _way_out(self, error: Exception) -> str:
+        text = str(error)
+        if "straddling" in text:
+            return f" (a row is longer than {self.config.block_bytes} bytes, or a quote never ends)"
+        return ""
+
+
+def list_sources(sources: list[str], format_: str = "") -> list[str]:
+    """Return the files that files, folders and globs stand for, each once, in order of name.
+
+    In folders, names that begin with '.' or '_' are passed over, and without `format_` also names
+    that belong to no format.
+
+    Raises:
+        ValueError: a source is or holds no file.
+    """
+    found: dict[str, None] = {}
+    for source in sources:
+        path = Path(source)
+        if path.is_dir():
+            inside = [file for file in sorted(path.rglob("*")) if _is_log(file, path, format_)]
+        elif path.exists():
+            inside = [path]
+        else:
+            inside = [Path(name) for name in sorted(glob.glob(source, recursive=True))]
+            inside = [file for file in inside if file.is_file()]
+        if not inside:
+            raise ValueError(f"{source}: expected a file, a folder of logs or a glob, got no file")
+        found.update(dict.fromkeys(str(file) for file in inside))
+    return list(found)
+
+
+def _is_log(file: Path, root: Path, format_: str) -> bool:
+    hidden = any(part.startswith((".", "_")) for part in file.relative_to(root).parts)
+    return file.is_file() and not hidden and bool(format_ or file.name.endswith(_PARQUET + _TEXT))
+
+
+def _format(path: str, config: SourceConfig) -> str:
+    if config.format:
+        return config.format
+    if path.endswith(_PARQUET):
+        return "parquet"
+    if path.endswith(_TSV):
+        return "tsv"
+    if path.endswith(_TEXT):
+        return "csv"
+    raise ValueError(
+        f"{path}: its name tells no format ({', '.join(_PARQUET + _TEXT)}); say --format"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
