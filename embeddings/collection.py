@@ -2,16 +2,16 @@
 """Ids to vectors: one layer over every table of a schema, unsharded.
 
 A table whose features are single ids and bags lives in an EmbeddingBagCollection (pooled inside the
-lookup); a table that any sequence reads lives in an EmbeddingCollection, and its single ids and bags are
-read from there too, so that a candidate item and the items of a history share one weight. Callers see
-neither: they get one pooled matrix and one jagged tensor per sequence.
+lookup); a table that any sequence reads lives in an EmbeddingCollection, and its single ids and
+bags are read from there too, so that a candidate item and the items of a history share one weight.
+Callers see neither: they get one pooled matrix and one jagged tensor per sequence.
 
-`EmbeddingLayer.forward` is straight-line, because TorchRec's pipeline traces every module that owns a
-table; the collections are given the features untouched, because any operation on ids in between would
-switch the pipeline's overlap off.
+`EmbeddingLayer.forward` is straight-line, because TorchRec's pipeline traces every module that owns
+a table; the collections are given the features untouched, because any operation on ids in between
+would switch the pipeline's overlap off.
 
-Shapes: B examples, P sum of the widths of pooled features, N values of a sequence in a batch, D width of
-a table, E rows of a table.
+Shapes: B examples, P sum of the widths of pooled features, N values of a sequence in a batch, D
+width of a table, E rows of a table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -93,7 +93,7 @@ class EmbeddingLayer(nn.Module):
         return self.assemble(bags, rows)
 
     def table_weights(self) -> dict[str, Tensor | ShardedTensor]:
-        """Return the weight of each table by name, sharded or not, sharing memory with the layer."""
+        """Return each table's weight by name, sharded or not, sharing memory with the layer."""
         return {
             name.split(".")[-2]: weight
             for name, weight in self.state_dict().items()
@@ -108,7 +108,7 @@ class EmbeddingLayer(nn.Module):
 
 
 class Assemble(nn.Module):
-    """Put the collections' outputs into an `Embeddings`: a leaf for the pipeline's tracer, so it may branch."""
+    """Put the collections' outputs together; a leaf of the pipeline's tracer, so it may branch."""
 
     def __init__(self, schema: Schema) -> None:
         super().__init__()

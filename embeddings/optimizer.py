@@ -2,8 +2,8 @@
 """Row-wise optimizers of the tables, fused in backward.
 
 A fused optimizer updates the touched rows inside backward and never holds a table's gradient. It
-therefore applies whatever gradient reaches it: scaling, clipping and the decision to skip a step have to
-happen before, at the boundary between tables and model.
+therefore applies whatever gradient reaches it: scaling, clipping and the decision to skip a step
+have to happen before, at the boundary between tables and model.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.distributed.optim import (
-    _apply_optimizer_in_backward,  # pyright: ignore[reportPrivateUsage]
-)
+from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
@@ -30,9 +28,9 @@ _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
 class SparseOptimizerConfig:
     """The optimizer of the tables.
 
-    kind: `rowwise_adagrad` keeps one number a row, the running sum of the mean squared gradient (g the
-      row's gradient: s += mean(g^2), row -= learning_rate * g / (sqrt(s) + eps)); `adagrad` keeps one
-      a weight; `sgd` keeps none.
+    kind: `rowwise_adagrad` keeps one number a row, the running sum of the mean squared gradient (g
+      the row's gradient: s += mean(g^2), row -= learning_rate * g / (sqrt(s) + eps)); `adagrad`
+      keeps one a weight; `sgd` keeps none.
     eps: added to the root; without effect on `sgd`, where it must stay at its default.
     """
 

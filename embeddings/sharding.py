@@ -6,9 +6,10 @@ planned from one process (a dry run). TorchRec's planner chooses; three rules ar
 
 - `data_parallel` is never allowed. The planner likes it for small tables, but such tables are not
   touched by the fused optimizer.
-- Every table must be in the plan; one that is not would stay a plain parameter that nothing updates.
-- Column-wise sharding changes what RowWiseAdagrad computes (its one number a row becomes one a row and
-  shard), so it has to be asked for, and not together with that optimizer.
+- Every table must be in the plan; one that is not would stay a plain parameter that nothing
+  updates.
+- Column-wise sharding changes what RowWiseAdagrad computes (its one number a row becomes one a row
+  and shard), so it has to be asked for, and not together with that optimizer.
 
 Shapes: E rows and D columns of a table, R ranks.
 """
@@ -22,6 +23,7 @@ from typing import Literal, cast
 import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import nn
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
@@ -34,7 +36,6 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
-    EnumerableShardingSpec,
     ModuleSharder,
     ShardingPlan,
 )
@@ -52,8 +53,8 @@ _RESERVED = 0.2
 class ShardingConfig:
     """What the planner may do.
 
-    sharding_types: kinds it may choose from for every table. On a CPU, `row_wise` exists only for tables
-      that a sequence reads, and `table_row_wise` not at all.
+    sharding_types: kinds it may choose from for every table. On a CPU, `row_wise` exists only for
+      tables that a sequence reads, and `table_row_wise` not at all.
     tables: per table, the one kind it must get.
     device_memory_bytes: memory of a GPU for tables and activations; 0 for TorchRec's default.
     host_memory_bytes: main memory per rank; 0 for TorchRec's default.
@@ -82,7 +83,7 @@ class ShardingConfig:
             )
 
     def topology(self, world_size: int, local_world_size: int, device_type: str) -> Topology:
-        """Return the ranks as the planner sees them: R ranks, of which `local_world_size` on a machine."""
+        """Return R ranks, `local_world_size` on a machine, as the planner sees them."""
         return TopologyFactory.create_topology(
             TrainerConfig(
                 world_size=world_size,
@@ -142,16 +143,16 @@ def plan_sharding(
             plan = planner.plan(model, sharders())
     except (PlannerError, RuntimeError) as error:
         raise RuntimeError(
-            f"sharding: no plan places the tables on {topology.world_size} {topology.compute_device} ranks "
-            f"with sharding_types {list(config.sharding_types)}; raise the memory limits, add ranks or "
-            f"allow more sharding types ({error})"
+            f"sharding: no plan places the tables on {topology.world_size} "
+            f"{topology.compute_device} ranks with sharding_types {list(config.sharding_types)}; "
+            f"raise the memory limits, add ranks or allow more sharding types ({error})"
         ) from error
     _check(plan, model, known)
     return plan
 
 
 def describe_plan(plan: ShardingPlan) -> str:
-    """Return a text table: each table's kind, kernel, shape, ranks and megabytes of weights (float32)."""
+    """Return a text table: kind, kernel, shape, ranks and megabytes (float32) of each table."""
     rows = [("table", "sharding", "kernel", "rows x columns", "ranks", "MB")]
     total = 0.0
     for module_plan in plan.plan.values():
@@ -204,7 +205,8 @@ def _check(plan: ShardingPlan, model: nn.Module, known: set[str]) -> None:
     missing = sorted(known - set(kinds))
     if missing:
         raise RuntimeError(
-            f"sharding: expected every table in the plan, {missing} are missing and would not be trained"
+            f"sharding: expected every table in the plan, {missing} are missing and would not be "
+            "trained"
         )
     optimizers = {
         kind
@@ -214,6 +216,7 @@ def _check(plan: ShardingPlan, model: nn.Module, known: set[str]) -> None:
     by_column = sorted(name for name, kind in kinds.items() if "column" in kind)
     if by_column and RowWiseAdagrad in optimizers:
         raise ValueError(
-            f"sharding: {by_column} are sharded by column, where rowwise_adagrad would keep one number per "
-            "row and shard instead of one per row; use table_wise or row_wise, or kind 'adagrad' or 'sgd'"
+            f"sharding: {by_column} are sharded by column, where rowwise_adagrad would keep one "
+            "number per row and shard instead of one per row; use table_wise or row_wise, or kind "
+            "'adagrad' or 'sgd'"
         )

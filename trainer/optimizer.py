@@ -2,7 +2,8 @@
 """AdamW for the dense weights, and the learning-rate schedule of dense weights and tables.
 
 The schedule is a pure function of the step, so resuming at a step restores it without any state.
-Tables take their rate inside backward, so it has to be set before: `Schedule.apply` comes before a step.
+Tables take their rate inside backward, so it has to be set before: `Schedule.apply` comes before a
+step.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class ScheduleConfig:
     """The factor on every learning rate, by step.
 
     warmup_steps: steps of linear rise, the first at 1 / warmup_steps.
-    decay: after it `constant`, or falling to `final_factor` at the run's last step, by a line or half a
-      cosine.
+    decay: after it `constant`, or falling to `final_factor` at the run's last step, by a line or
+      half a cosine.
     final_factor: where decay ends; without effect on `constant`, where it must stay at its default.
     scale_sparse: whether the tables' rate follows too.
     """
@@ -49,8 +50,8 @@ class ScheduleConfig:
             )
         if self.decay == "constant" and self.final_factor != type(self).final_factor:
             raise ValueError(
-                f"schedule.final_factor: has no effect on decay 'constant', got {self.final_factor}; remove it, "
-                "or choose 'linear' or 'cosine'"
+                "schedule.final_factor: has no effect on decay 'constant', got "
+                f"{self.final_factor}; remove it, or choose 'linear' or 'cosine'"
             )
 
     def factor(self, step: int, total_steps: int) -> float:
@@ -79,8 +80,8 @@ class ScheduleConfig:
 class DenseOptimizerConfig:
     """AdamW on the dense weights.
 
-    weight_decay: decoupled, on matrices only: vectors (biases, gains of norms) and scalars (softening
-      exponents) are left alone.
+    weight_decay: decoupled, on matrices only: vectors (biases, gains of norms) and scalars
+      (softening exponents) are left alone.
     schedule: of the learning rate.
     """
 

@@ -34,7 +34,7 @@ from trainer.runtime import Runtime
 
 
 class HasWeightSum(Protocol):
-    """What a model returns beside its loss; `weight_sum` is 0-d, the weight the loss is a mean over."""
+    """What a model returns beside its loss; `weight_sum`, 0-d, is what the loss is a mean over."""
 
     @property
     def weight_sum(self) -> Tensor: ...  # noqa: D102
@@ -46,8 +46,8 @@ class ParallelConfig:
 
     sharding: what the planner may do with the tables.
     bucket_megabytes: dense gradients that are averaged over ranks in one collective.
-    find_unused_parameters: whether dense weights may go unused in some steps (a warm-up that switches
-      parts of a tower off does that); costs a walk over the graph in every step.
+    find_unused_parameters: whether dense weights may go unused in some steps (a warm-up that
+      switches parts of a tower off does that); costs a walk over the graph in every step.
     """
 
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
@@ -94,8 +94,8 @@ def parallelize(
     """Shard the tables of `model`, replicate the rest, fuse the tables' optimizer.
 
     Args:
-        model: holds one EmbeddingLayer called `embeddings` (build it on device `meta`: only the shards of
-          this rank are then allocated) and is built alike on all ranks.
+        model: holds one EmbeddingLayer called `embeddings` (build it on device `meta`: only the
+          shards of this rank are then allocated) and is built alike on all ranks.
         config: of tables and dense weights.
         sparse_optimizer: of the tables.
         runtime: the ranks.
@@ -107,7 +107,8 @@ def parallelize(
     layer = model.get_submodule("embeddings")
     if not isinstance(layer, EmbeddingLayer):
         raise RuntimeError(
-            f"parallelize: expected model.embeddings to be an EmbeddingLayer, got {type(layer).__name__}"
+            f"parallelize: expected model.embeddings to be an EmbeddingLayer, got "
+            f"{type(layer).__name__}"
         )
     fuse_optimizer(layer, sparse_optimizer)
     topology = config.sharding.topology(
@@ -209,6 +210,7 @@ class Pipeline(TrainPipelineSparseDist[Batch, Any]):
         expected = len(self.parallel.sharded_modules)
         if self.num_pipelined != expected:
             raise RuntimeError(
-                f"pipeline: expected all {expected} modules of tables to exchange ids ahead of time, got "
-                f"{self.num_pipelined}; pass batch.sparse to the EmbeddingLayer without any operation on it"
+                f"pipeline: expected all {expected} modules of tables to exchange ids ahead of "
+                f"time, got {self.num_pipelined}; pass batch.sparse to the EmbeddingLayer without "
+                "any operation on it"
             )

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: MIT
 """Number formats, and a backward that tables survive.
 
-Fused optimizers update the tables inside backward, so a loss scale would reach them unremoved, and one
-overflow would leave NaN in every touched row for good. Backward therefore runs in two phases:
+Fused optimizers update the tables inside backward, so a loss scale would reach them unremoved, and
+one overflow would leave NaN in every touched row for good. Backward therefore runs in two phases:
 
-1. Embeddings are cut off at the tokenizer's input. Backward of the scaled loss fills the gradients of
-   the dense weights (averaged over ranks by DDP) and of the cut.
-2. All ranks decide together, in one all-reduce, whether every gradient is finite. If so, gradients are
-   unscaled and clipped, the dense optimizer steps, and the cut's gradients go on into the tables, whose
-   backward runs the fused update. If not, nothing has changed anywhere, and the scale halves.
+1. Embeddings are cut off at the tokenizer's input. Backward of the scaled loss fills the gradients
+   of the dense weights (averaged over ranks by DDP) and of the cut.
+2. All ranks decide together, in one all-reduce, whether every gradient is finite. If so, gradients
+   are unscaled and clipped, the dense optimizer steps, and the cut's gradients go on into the
+   tables, whose backward runs the fused update. If not, nothing has changed anywhere, and the scale
+   halves.
 
 The same all-reduce carries the weights of the ranks' losses: a rank's loss is a mean over its own
-weight w_r, and the run's loss is the mean over all of it, W, so each rank's gradient counts w_r * R / W
-(DDP and TorchRec both divide by R). That is exact for uneven batches and costs nothing more.
+weight w_r, and the run's loss is the mean over all of it, W, so each rank's gradient counts w_r * R
+/ W (DDP and TorchRec both divide by R). That is exact for uneven batches and costs nothing more.
 
 Source: loss scaling as in Micikevicius et al., Mixed Precision Training, 2018, section 3.2.
 Shapes: B examples, R ranks, K tasks.
@@ -28,6 +29,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from embeddings.collection import Embeddings
@@ -56,10 +58,11 @@ class Step(NamedTuple):
 class PrecisionConfig:
     """Number format of computation (weights and tables stay fp32), loss scale and clipping.
 
-    initial_scale: loss scale of fp16 at the start; growth_interval: good steps until it doubles. Without
-      effect on fp32 and bf16, where they must stay at their defaults.
+    initial_scale: loss scale of fp16 at the start; growth_interval: good steps until it doubles.
+      Without effect on fp32 and bf16, where they must stay at their defaults.
     max_norm: largest global gradient norm, 0 for no clipping.
-    clip: the norm is that of the `dense` gradient, or of `all`, embeddings at the model's input included.
+    clip: the norm is that of the `dense` gradient, or of `all`, embeddings at the model's input
+      included.
     max_consecutive_skips: the run fails after so many steps in a row without a finite gradient.
     """
 
@@ -80,7 +83,8 @@ class PrecisionConfig:
             raise ValueError(f"precision.clip: expected 'dense' or 'all', got {self.clip!r}")
         if not 0 < self.initial_scale <= _MAX_SCALE:
             raise ValueError(
-                f"precision.initial_scale: expected a number in (0, {_MAX_SCALE:g}], got {self.initial_scale}"
+                f"precision.initial_scale: expected a number in (0, {_MAX_SCALE:g}], got "
+                f"{self.initial_scale}"
             )
         if self.growth_interval < 1 or self.max_consecutive_skips < 1:
             raise ValueError(
@@ -97,8 +101,8 @@ class PrecisionConfig:
             type(self).growth_interval,
         ):
             raise ValueError(
-                f"precision: initial_scale and growth_interval have no effect on dtype {self.dtype!r}; remove "
-                "them, or use 'fp16'"
+                "precision: initial_scale and growth_interval have no effect on dtype "
+                f"{self.dtype!r}; remove them, or use 'fp16'"
             )
 
     def build(
@@ -133,7 +137,7 @@ class Precision:
         self._device = self._dense[0].device
         self._good_steps = 0
         self._consecutive_skips = 0
-        # A power of two near W / R: keeps scaled losses near loss * scale without rounding anything.
+        # A power of two near W / R: keeps scaled losses near loss * scale and rounds nothing.
         self._usual_weight = 0.0
         self._outputs: list[Tensor] = []
         self._leaves: list[Tensor] = []
@@ -171,7 +175,8 @@ class Precision:
         dense = [p.grad for p in self._dense if p.grad is not None]
         # A leaf that the model did not use still takes part, because its backward is a collective.
         cut = [torch.zeros_like(x) if x.grad is None else x.grad for x in self._leaves]
-        dense_square, cut_square = _sum_of_squares(dense), _sum_of_squares(cut)
+        # Finite if every element is (and their norm, in fp32).
+        dense_square, cut_square = (get_total_norm(part).double() ** 2 for part in (dense, cut))
         finite = torch.isfinite(dense_square + cut_square)
         zero = torch.zeros_like(cut_square)
         shared = torch.stack(
@@ -189,10 +194,10 @@ class Precision:
             limit = self.config.max_norm
             factor = unscale * (limit / norm if limit and norm > limit else 1.0)
             of_cut = factor if self.config.clip == "all" else unscale
-            torch._foreach_mul_(dense, factor)
+            torch._foreach_mul_(dense, factor)  # pyright: ignore[reportPrivateImportUsage]
             self._optimizer.step()
             if cut:
-                torch._foreach_mul_(cut, of_cut)
+                torch._foreach_mul_(cut, of_cut)  # pyright: ignore[reportPrivateImportUsage]
                 torch.autograd.backward(self._outputs, cut)
         self._outputs, self._leaves = [], []
         self._update(overflow=bad > 0)
@@ -232,15 +237,15 @@ class Precision:
         self._usual_weight = float(state["usual_weight"])
 
     def _cut(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Replace Embeddings among a training tokenizer's arguments by leaves, in the dtype of autocast."""
+        """Replace Embeddings among the tokenizer's arguments, in training by leaves."""
         self._outputs, self._leaves = [], []
         training = module.training and torch.is_grad_enabled()
         args = tuple(self._cut_value(value, training) for value in args)
         kwargs = {name: self._cut_value(value, training) for name, value in kwargs.items()}
         if training and not self._outputs:
             raise RuntimeError(
-                "precision: expected the tokenizer to be called with Embeddings that need a gradient, got none; "
-                "pass the output of EmbeddingLayer on unchanged"
+                "precision: expected the tokenizer to be called with Embeddings that need a "
+                "gradient, got none; pass the output of EmbeddingLayer on unchanged"
             )
         return args, kwargs
 
@@ -259,7 +264,7 @@ class Precision:
         return Embeddings(self._cut_tensor(value.pooled, training), sequences)
 
     def _cut_tensor(self, output: Tensor, training: bool) -> Tensor:
-        """Return a new leaf for `output` (fp32), cast after the cut so that its gradient is fp32."""
+        """Return a new fp32 leaf for `output`, cast after the cut so that its gradient is fp32."""
         if training and output.requires_grad:
             leaf = output.detach().requires_grad_()
             self._outputs.append(output)
@@ -284,16 +289,9 @@ class Precision:
         if self._consecutive_skips >= self.config.max_consecutive_skips:
             raise RuntimeError(
                 f"precision: no finite gradient in {self._consecutive_skips} steps in a row (dtype "
-                f"{self.config.dtype}, loss scale now {self.loss_scale:g}); look for NaN in the data, lower the "
-                "learning rate or set precision.dtype to 'bf16' or 'fp32'"
+                f"{self.config.dtype}, loss scale now {self.loss_scale:g}); look for NaN in the "
+                "data, lower the learning rate or set precision.dtype to 'bf16' or 'fp32'"
             )
-
-
-def _sum_of_squares(gradients: list[Tensor]) -> Tensor:
-    """Return the 0-d float64 sum of squares; not finite if any element is not (or the norm is beyond fp32)."""
-    if not gradients:
-        return torch.zeros((), dtype=torch.float64)
-    return torch.stack(torch._foreach_norm(gradients)).double().square().sum()
 
 
 def _power_of_two(value: float) -> float:

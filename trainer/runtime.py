@@ -2,8 +2,8 @@
 """The processes of a run: rank, device, process group, threads, seeds.
 
 The only reader of the environment. A launcher (torchrun, torchx, Slurm) sets RANK, LOCAL_RANK,
-WORLD_SIZE, MASTER_ADDR and MASTER_PORT; without them the run is one process with a group of one, so that
-one process and many take the same path.
+WORLD_SIZE, MASTER_ADDR and MASTER_PORT; without them the run is one process with a group of one, so
+that one process and many take the same path.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Runtime:
         return group
 
     def seed_rank(self) -> None:
-        """Give this rank its own random numbers (dropout), after the model was initialised alike on all."""
+        """Give this rank its own random numbers (dropout), once the model is alike on all."""
         _seed(int(np.random.SeedSequence((self.seed, self.rank)).generate_state(1)[0]))
 
     def stop(self) -> None:
@@ -94,8 +94,8 @@ def start(config: RuntimeConfig | None = None) -> Runtime:
     """Join the process group, choose the device, set threads and seeds.
 
     Raises:
-        RuntimeError: the launcher's variables are incomplete or not numbers, CUDA was asked for and is
-          not there, or the other ranks did not come in time.
+        RuntimeError: the launcher's variables are incomplete or not numbers, CUDA was asked for and
+          is not there, or the other ranks did not come in time.
     """
     config = config or RuntimeConfig()
     rank, local_rank, world_size, local_world_size = _read_launcher(os.environ)
@@ -117,15 +117,15 @@ def start(config: RuntimeConfig | None = None) -> Runtime:
 
 
 def _read_launcher(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
-    """Return (rank, local rank, world size, local world size); a lone process if no launcher set any."""
+    """Return rank, local rank, world size and local world size; a lone process by default."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return 0, 0, 1, 1
     required = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in required if name not in environment]
     if missing:
         raise RuntimeError(
-            f"environment: expected a launcher to set {list(required)}, {missing} are missing; start "
-            "with torchrun or torchx, or unset all of them for one process"
+            f"environment: expected a launcher to set {list(required)}, {missing} are missing; "
+            "start with torchrun or torchx, or unset all of them for one process"
         )
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     defaults = {"LOCAL_RANK": environment["RANK"], "LOCAL_WORLD_SIZE": environment["WORLD_SIZE"]}
@@ -138,7 +138,8 @@ def _read_launcher(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
     rank, local_rank, world_size, local_world_size = values
     if rank >= world_size:
         raise RuntimeError(
-            f"environment: RANK must be below WORLD_SIZE, got RANK {rank} and WORLD_SIZE {world_size}"
+            f"environment: RANK must be below WORLD_SIZE, got RANK {rank} and WORLD_SIZE "
+            f"{world_size}"
         )
     return rank, local_rank, world_size, local_world_size
 
@@ -168,7 +169,7 @@ def _join(rank: int, world_size: int, device: torch.device, timeout_seconds: flo
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     bound = device if device.type == "cuda" else None
     if world_size == 1:
-        store = dist.HashStore()
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
         dist.init_process_group(
             backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=bound
         )
@@ -185,7 +186,8 @@ def _join(rank: int, world_size: int, device: torch.device, timeout_seconds: flo
     except dist.DistError as error:
         raise RuntimeError(
             f"process group: rank {rank} of {world_size} could not meet the others at MASTER_ADDR:"
-            f"MASTER_PORT within {timeout_seconds:g} s; check the address and that all ranks started"
+            f"MASTER_PORT within {timeout_seconds:g} s; check the address and that all ranks "
+            "started"
         ) from error
 
 

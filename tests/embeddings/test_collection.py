@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -85,9 +86,9 @@ def test_an_item_and_a_history_of_items_read_and_train_one_weight() -> None:
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_bag_pools_alike_whether_or_not_a_sequence_shares_its_table(
-    pooling: str, shared: bool
+    pooling: Any, shared: bool
 ) -> None:
-    bag = SparseFeature(name="bag", table="t", kind="bag", max_length=3, pooling=pooling)  # type: ignore
+    bag = SparseFeature(name="bag", table="t", kind="bag", max_length=3, pooling=pooling)
     other = SparseFeature(name="seq", table="t", kind="sequence", max_length=3, history="h")
     layer = EmbeddingLayer(_schema(bag, other) if shared else _schema(bag))
     assert (layer.bags is None) == shared

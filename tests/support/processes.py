@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Run a function on R gloo processes: one pool for a whole test session.
 
-Starting a process costs seconds of imports, a process group milliseconds; so processes stay and every
-call starts and stops its own group. A function that fails on any rank fails the test with that rank's
-traceback; one that hangs is killed with its processes, and the next call starts fresh ones.
+Starting a process costs seconds of imports, a process group milliseconds; so processes stay and
+every call starts and stops its own group. A function that fails on any rank fails the test with
+that rank's traceback; one that hangs is killed with its processes, and the next call starts fresh
+ones.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import pytest
 
-_START_SECONDS = 120.0
+_START_SECONDS = 240.0
 _GRACE_SECONDS = 5.0
 
 
@@ -35,7 +36,7 @@ class Processes:
         function: Callable[..., Any],
         *arguments: Any,
         world_size: int = 2,
-        timeout_seconds: float = 60.0,
+        timeout_seconds: float = 120.0,
     ) -> list[Any]:
         """Call `function(runtime, *arguments)` on each rank and return the results by rank.
 
@@ -110,6 +111,7 @@ def _serve(connection: Connection) -> None:
     """Run what is sent until the other side hangs up."""
     from torchrec.distributed import collective_utils
 
+    import trainer.parallelize  # noqa: F401  (seconds of imports, before the first call's time runs)
     from trainer import runtime
 
     connection.send("ready")
@@ -126,7 +128,7 @@ def _serve(connection: Connection) -> None:
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(port),
         )
-        # TorchRec agrees on this once a process, which hangs when processes meet in changing groups.
+        # TorchRec agrees on this once a process, which hangs when groups change.
         collective_utils._INITIALIZED = False
         started = None
         faulthandler.dump_traceback_later(0.9 * timeout)  # says where a rank hangs

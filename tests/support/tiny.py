@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The smallest ranking model with every kind of feature, and batches for it.
 
-Tables: `item` is shared by a single id and a sequence, `user` has a single id, `tag` a bag, `action` a
-second sequence aligned with the first.
+Tables: `item` is shared by a single id and a sequence, `user` has a single id, `tag` a bag,
+`action` a second sequence aligned with the first.
 """
 
 from __future__ import annotations

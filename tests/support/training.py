@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embeddings.collection import local_shards
+from embeddings.collection import EmbeddingLayer, local_shards
 from embeddings.optimizer import SparseOptimizerConfig
 from embeddings.sharding import ShardingConfig
 from models.batch import Batch
@@ -94,7 +94,9 @@ class Session:
 
     def tables(self) -> Shards:
         """Return copies of this rank's shards."""
-        return _copy(self.parallel.model.get_submodule("embeddings").table_weights())  # type: ignore
+        layer = self.parallel.model.get_submodule("embeddings")
+        assert isinstance(layer, EmbeddingLayer)
+        return _copy(layer.table_weights())
 
     def states(self) -> Shards:
         """Return copies of the fused optimizer's states on this rank."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def test_decay_starts_full_and_ends_at_the_final_factor_on_the_last_step(decay: 
     assert factors[:3] == [0.5, 1.0, 1.0]
     assert factors[-1] == pytest.approx(0.1)
     assert factors[7] == pytest.approx(0.55)
-    assert all(a > b for a, b in zip(factors[2:], factors[3:], strict=False))
+    assert all(a > b for a, b in itertools.pairwise(factors[2:]))
     assert schedule.factor(99, 13) == pytest.approx(0.1)
 
 

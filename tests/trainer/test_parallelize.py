@@ -104,7 +104,7 @@ def test_a_rank_without_lists_or_weight_trains_along(processes: Processes) -> No
 
 
 def _predict(runtime: Runtime) -> tuple[bool, bool]:
-    """Predict through the pipeline in evaluation mode; say whether tables stayed and labels count."""
+    """Predict through the pipeline in evaluation mode; say whether tables stayed."""
     session = Session(runtime, Recipe())
     before = session.tables()
     pipeline = Pipeline(session.parallel, session.optimizer, session.precision, runtime.device)
