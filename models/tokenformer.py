@@ -84,7 +84,7 @@ class TokenFormerConfig:
         if not 1 <= self.num_full_layers <= self.num_layers:
             raise ValueError(
                 "tokenformer: num_full_layers must be between 1 (only full layers read fields) and "
-                f" num_layers={self.num_layers}, got {self.num_full_layers}"
+                f"num_layers={self.num_layers}, got {self.num_full_layers}"
             )
         if len(self.windows) != self.num_layers - self.num_full_layers:
             raise ValueError(
