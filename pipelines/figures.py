@@ -79,7 +79,7 @@ def chart(name: str, axes: Axes, lines: Sequence[Line]) -> str:
         return ""
     with rc_context(_STYLE):
         columns = min(len(drawn), 3)
-        legend_inches = 0.18 * -(-len(drawn) // columns) + 0.05 if len(drawn) > 1 else 0.0
+        legend_inches = 0.18 * -(-len(drawn) // columns) + 0.05 if len(lines) > 1 else 0.0
         height = 2.9 + legend_inches
         figure = Figure(figsize=(5.6, height))
         plot = figure.subplots()
@@ -106,7 +106,7 @@ def chart(name: str, axes: Axes, lines: Sequence[Line]) -> str:
             plot.xaxis.set_major_locator(MaxNLocator(integer=True))
         else:
             plot.xaxis.set_major_formatter(EngFormatter(sep=""))
-        if len(drawn) > 1:
+        if len(lines) > 1:
             figure.legend(loc="lower center", ncols=columns, fontsize=8, borderpad=0)
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True)

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from trainer.auc import rank_keys, sorted_runs
 
 MAX_ROWS = 10_000_000
+# The group of a row whose user is unknown: strangers are not one user, so they are left out.
+NO_USER = -(2**63)
 
 
 class GroupedRows:
@@ -45,6 +47,9 @@ class GroupedRows:
 
     def add(self, groups: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
         """Add groups (N,) and rows (N, 3, K): score, weight as a positive, weight as a negative."""
+        known = groups != NO_USER
+        if not known.all():
+            groups, rows = groups[known], rows[known]
         if self.halvings:
             kept = _kept(groups, self.halvings)
             groups, rows = groups[kept], rows[kept]

@@ -86,9 +86,9 @@ class Metrics:
         """Add a batch.
 
         predictions: (B, K) probabilities. labels: (B, K) in [0, 1]. weights: (B, K) >= 0; a row of
-        weight 0 does not count. groups: (B,) int64, the user; if all are 0 there is no GAUC.
-        A prediction that is not finite is counted in `nonfinite_predictions` and kept out of the
-        sums.
+        weight 0 does not count. groups: (B,) int64, the user (`gauc.NO_USER`: unknown); if all are
+        0 there is no GAUC. A prediction that is not finite is counted in `nonfinite_predictions`
+        and kept out of the sums.
 
         Raises:
             ValueError: shapes differ from the above, or a value lies outside its range.

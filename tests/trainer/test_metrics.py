@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
 from trainer.auc import ScoreDistribution, rank_keys
-from trainer.gauc import GroupedRows
+from trainer.gauc import NO_USER, GroupedRows
 from trainer.metrics import EPSILON, Metrics
 from trainer.window import Window
 
@@ -250,6 +250,14 @@ def test_saturated_predictions_have_a_finite_logloss():
 def test_a_log_without_users_has_no_gauc():
     result = evaluate(np.array([0.1, 0.9]), np.array([0, 1]))
     assert math.isnan(result["gauc"]) and result["auc"] == 1.0
+
+
+def test_rows_of_unknown_users_stay_out_of_gauc_alone():
+    scores, labels = np.array([0.1, 0.9, 0.2, 0.8]), np.array([0, 1, 1, 0])
+    groups = np.array([7, 7, NO_USER, NO_USER])
+    result = evaluate(scores, labels, None, groups)
+    assert result["gauc"] == 1.0 and result["gauc_users"] == 1
+    assert result["auc"] == 0.75 and result["rows"] == 4
 
 
 def test_several_labels_are_reported_each_and_as_a_macro_mean():
