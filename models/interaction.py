@@ -4,7 +4,7 @@
 The block is written in parts (keys and values, queries and gate, finish) because the tower computes
 keys for more rows than queries; `forward` puts them together for rows that are all alike.
 
-Shapes: B examples, Q rows, S earlier rows, D token width, H heads, d = D / H head width; "..." is any
+The block is written in parts (keys and values, queries and gate, finish) as the tower computes keys
 number of leading dimensions.
 """
 

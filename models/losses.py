@@ -55,7 +55,7 @@ def task_logits(class_logits: Tensor, num_tasks: int) -> Tensor:
     num_classes = class_logits.shape[-1]
     if num_classes != 2**num_tasks:
         raise ValueError(
-            f"losses: {num_tasks} binary tasks make {2**num_tasks} action classes, got {num_classes}"
+            f"losses: {num_tasks} binary tasks make {2**num_tasks} classes, got {num_classes}"
         )
     classes = torch.arange(num_classes, device=class_logits.device)
     bits = (classes >> torch.arange(num_tasks, device=classes.device)[:, None]) & 1 == 1

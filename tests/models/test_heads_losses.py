@@ -89,7 +89,7 @@ def test_task_probability_is_the_sum_over_classes_with_its_bit() -> None:
     assert torch.allclose(task_logits(logits, 3).sigmoid(), expected, atol=1e-6)
     extreme = task_logits(torch.tensor([[200.0, 0.0]]), 1)
     assert float(extreme) == -200.0
-    with pytest.raises(ValueError, match="make 8 action classes, got 4"):
+    with pytest.raises(ValueError, match="make 8 classes, got 4"):
         task_logits(torch.zeros(1, 4), 3)
 
 

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: MIT
+"""Effective ranks: the published numbers, their bounds, and what a diagnosis reports."""
+
+from __future__ import annotations
+
+import torch
+
+from models.rank import (
+    diagnose,
+    effective_rank,
+    energy_share,
+    measure,
+    singular_values,
+    stable_rank,
+)
+from models.rankelastor import RankElastorConfig
+from models.specformer import SpecFormerConfig
+from models.stream import Stream
+from models.tokenformer import TokenFormerConfig
+
+DOUBLE = torch.float64
+
+
+def test_published_ranks_of_vector_a() -> None:
+    tokens = torch.tensor([[1.0, 2, 0, -1], [0, 1, 3, 1], [2, 0, 1, 1]], dtype=DOUBLE)
+    values = measure(tokens)
+    assert abs(values["erank"] - 2.8915560099) < 1e-9
+    assert abs(values["ferank"] - 0.9638520033) < 1e-9
+    assert abs(values["stable_rank"] - 1.7081239303) < 1e-9
+    attention = torch.tensor(
+        [
+            [0.2466456057, 0.0000762997, 0.7532780946],
+            [0.9999997344, 1.441e-7, 1.215e-7],
+            [0.0000112406, 0.6270953717, 0.3728933877],
+        ],
+        dtype=DOUBLE,
+    )
+    assert abs(measure(attention)["erank"] - 2.8732748702) < 1e-8
+
+
+def test_singular_values_equal_the_decomposition() -> None:
+    for shape in ((5, 3, 8), (5, 8, 3), (4, 4)):
+        x = torch.randn(*shape, dtype=DOUBLE)
+        assert torch.allclose(singular_values(x), torch.linalg.svdvals(x))
+
+
+def test_stable_rank_never_exceeds_entropy_rank_nor_that_the_smaller_side() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(500, 6, 9, dtype=DOUBLE) * torch.rand(500, 6, 1, dtype=DOUBLE) ** 4
+    sigma = singular_values(x)
+    assert (stable_rank(sigma) <= effective_rank(sigma) + 1e-9).all()
+    assert (effective_rank(sigma) <= 6 + 1e-9).all()
+
+
+def test_limits_of_full_and_collapsed_spectra() -> None:
+    full, one, zero = torch.ones(4, dtype=DOUBLE), torch.eye(4, dtype=DOUBLE)[0], torch.zeros(4)
+    assert torch.allclose(effective_rank(full), torch.tensor(4.0, dtype=DOUBLE))
+    assert float(effective_rank(one)) == 1 and float(stable_rank(one)) == 1
+    assert float(effective_rank(zero)) == 0 and float(stable_rank(zero)) == 0
+    assert float(energy_share(torch.tensor([1.0, 3.0]), 1)) == 0.9
+    assert float(energy_share(zero, 1)) == 0
+
+
+def test_specformer_diagnosis_names_layers_maps_and_learned_scalars() -> None:
+    tower = SpecFormerConfig(num_layers=2).build(5, 8)
+    records = diagnose(tower, torch.randn(6, 5, 8))
+    found = [(record.module, record.kind) for record in records]
+    layer = [("attention_map", "attention"), ("ffn", "ffn")]
+    expected = [("inputs", "layer")]
+    for number in range(2):
+        expected += [(f"layers.{number}.{name}", kind) for name, kind in layer]
+        expected.append((f"layers.{number}", "layer"))
+    expected += [("layers.0", "learned"), ("layers.1", "learned")]
+    assert found == expected
+    for record in records[:-2]:
+        assert 0 < record.values["ferank"] <= 1 + 1e-9
+    assert records[-1].values["tau"] == 0.5
+    assert tower.training and not any(m._forward_hooks for m in tower.modules())
+
+
+def test_rankelastor_diagnosis_reports_mixing_and_feed_forward() -> None:
+    for variant in ("paper", "code"):
+        tower = RankElastorConfig(variant=variant, depth=1).build(5, 8)
+        kinds = [record.kind for record in diagnose(tower, torch.randn(6, 5, 8))]
+        assert kinds[:3] == ["layer", "mixing", "ffn"] and kinds[-1] == "layer"
+
+
+def test_tokenformer_diagnosis_reports_feed_forwards_of_ragged_rows() -> None:
+    tower = TokenFormerConfig(num_heads=2, windows=(6, 3)).build(3, 8)
+    stream = Stream(
+        torch.randn(2, 3, 8), torch.randn(5, 8), torch.tensor([0, 4, 5]), None, torch.randn(2, 1, 8)
+    )
+    records = diagnose(tower, stream)
+    assert {record.kind for record in records} == {"ffn", "layer"}
+    assert records[0].module == "layers.0.ffn"
+
+
+def test_a_collapsed_representation_is_seen_as_one() -> None:
+    tower = SpecFormerConfig(num_layers=1).build(5, 8)
+    tokens = torch.randn(6, 1, 8).expand(6, 5, 8)
+    assert diagnose(tower, tokens)[0].values["ferank"] < 0.21
