@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--columns", default="", help="comma-separated names of the columns of CSVs without header")
     add("--delimiter", default="", help="of text files, if not a comma or, for .tsv, a tab")
     add("--list-separator", default="", help="between the entries of lists in text files")
+    add("--encoding", default=source.encoding, help="of text files")
     add("--null-values", default=",".join(source.null_values), help="comma-separated")
     add("--timestamp-unit", help="of times that are numbers: s, ms (the default), us, ns")
     add("--timestamp-format", default="", help="strptime pattern of times that are text")
@@ -99,6 +100,7 @@ def _config(given: argparse.Namespace) -> IngestConfig:
             format=given.format,
             columns=_names(given.columns),
             delimiter=delimiter,
+            encoding=given.encoding,
             null_values=tuple(given.null_values.split(",")),
         ),
         partition=PartitionConfig(row_group_rows=given.row_group_rows, overwrite=given.overwrite),

@@ -112,8 +112,6 @@ class Quarantine:
 def _text(value: pa.Scalar) -> str:
     if not value.is_valid:
         return ""
-    if pa.types.is_string(value.type):  # not checked to be UTF-8 when it was read
-        return _short(value.as_buffer().to_pybytes().decode("utf-8", "replace"))
     return _short(str(value.as_py()))
 
 

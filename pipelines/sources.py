@@ -8,6 +8,7 @@ only; what they become is decided by the schema. Parquet is read with `iter_batc
 
 from __future__ import annotations
 
+import codecs
 import glob
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,7 +31,8 @@ class SourceConfig:
 
     format: `csv`, `tsv`, `parquet`, or empty to go by the file's name. columns: the names of the
     columns of a CSV without header. batch_rows: rows of a Parquet batch. block_bytes: bytes of a
-    CSV block; no row may be longer.
+    CSV block; no row may be longer. encoding: of text files; a byte that is none of its characters
+    is kept as an escape such as \\xff, because two broken ids must not become one.
     """
 
     format: str = ""
@@ -39,9 +41,14 @@ class SourceConfig:
     null_values: tuple[str, ...] = ("", "\\N", "NULL", "null")
     batch_rows: int = 65_536
     block_bytes: int = 8 << 20
+    encoding: str = "utf-8"
 
     def __post_init__(self) -> None:
-        """Check the format and the delimiter."""
+        """Check the format, the delimiter and the encoding."""
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError as error:
+            raise ValueError(f"encoding: expected a known name, got {self.encoding!r}") from error
         if self.format not in ("", "csv", "tsv", "parquet"):
             raise ValueError(f"format: expected csv, tsv or parquet, got {self.format!r}")
         if self.delimiter and len(self.delimiter) != 1:
@@ -150,8 +157,14 @@ class Source:
             malformed.append((row.number - header_rows, what, row.text))
             return "skip"
 
+        decoder = codecs.getincrementaldecoder(self.config.encoding)("backslashreplace")
+
+        def to_utf8(chunk: pa.Buffer) -> bytes:
+            return decoder.decode(bytes(chunk)).encode()
+
+        raw = pa.input_stream(self.path, compression="detect")
         return csv.open_csv(
-            self.path,
+            pa.TransformInputStream(raw, to_utf8),
             # Row numbers are known to a single parser only.
             csv.ReadOptions(
                 use_threads=False,
@@ -160,7 +173,7 @@ class Source:
             ),
             csv.ParseOptions(delimiter=self._delimiter(), invalid_row_handler=skip),
             csv.ConvertOptions(
-                check_utf8=False,  # an id may be any bytes
+                check_utf8=False,  # to_utf8 has seen to it
                 column_types=dict.fromkeys(columns, pa.string()),
                 include_columns=columns or None,
                 null_values=list(self.config.null_values),

@@ -4,6 +4,7 @@
 import json
 from collections import defaultdict
 from datetime import UTC, datetime
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -123,7 +124,7 @@ def test_every_click_is_in_the_next_history_of_its_user_oldest_first(days):
         by_user[user].append((ms, page))
     checked = 0
     for visits in by_user.values():
-        for (_, page), (_, following) in zip(visits, visits[1:], strict=False):
+        for (_, page), (_, following) in pairwise(visits):
             clicked = {row["item_id"] for row in page if row["click"]}
             assert clicked <= set(following[0]["hist_item"][-SMALL.clicks.page_size :])
             ages = following[0]["hist_age_s"]
@@ -147,9 +148,8 @@ def test_a_page_never_shows_an_item_twice_and_days_begin_at_utc_midnight(days):
         times = table.column("timestamp").to_numpy()
         assert (np.diff(times) >= 0).all()
         assert midnight <= times[0] and times[-1] < midnight + 86_400_000
-        keys = list(
-            zip(*(table.column(n).to_pylist() for n in ("user_id", "timestamp", "item_id")))
-        )
+        names = ("user_id", "timestamp", "item_id")
+        keys = list(zip(*(table.column(name).to_pylist() for name in names), strict=True))
         assert len(set(keys)) == len(keys)
 
 
