@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """TokenFormer's block: rotary attention, a non-linear gate on it, SwiGLU (equations 9-19).
 
-The block is written in parts (keys and values, queries and gate, finish) because the tower computes
-keys for more rows than queries; `forward` puts them together for rows that are all alike.
+The block is written in parts (keys and values, queries and gate, finish) because the tower needs
+keys of more rows than queries; `forward` puts them together for rows that are all alike.
 
-The block is written in parts (keys and values, queries and gate, finish) as the tower computes keys
-number of leading dimensions.
+Shapes: B examples, Q rows, S earlier rows, D token width, H heads, d = D / H head width; "..." is
+any number of leading dimensions.
 """
 
 from __future__ import annotations

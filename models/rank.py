@@ -87,8 +87,8 @@ def energy_share(sigma: Tensor, k: int) -> Tensor:
 
 
 def measure(matrices: Tensor) -> dict[str, float]:
-    """Return `erank`, `ferank`, `stable_rank`, `rho1`, `rho4` of (..., m, n), averaged over
-    leading.""" sigma = singular_values(matrices)
+    """Return `erank`, `ferank`, `stable_rank`, `rho1`, `rho4` of (..., m, n), means over (...)."""
+    sigma = singular_values(matrices)
     rank = effective_rank(sigma)
     return {
         "erank": float(rank.mean()),

@@ -57,7 +57,7 @@ def test_limits_of_full_and_collapsed_spectra() -> None:
     assert torch.allclose(effective_rank(full), torch.tensor(4.0, dtype=DOUBLE))
     assert float(effective_rank(one)) == 1 and float(stable_rank(one)) == 1
     assert float(effective_rank(zero)) == 0 and float(stable_rank(zero)) == 0
-    assert float(energy_share(torch.tensor([1.0, 3.0]), 1)) == 0.9
+    assert float(energy_share(torch.tensor([1.0, 3.0]).double(), 1)) == 0.9
     assert float(energy_share(zero, 1)) == 0
 
 
