@@ -200,8 +200,18 @@ def answer(name: str, probe: Callable[[], str]) -> dict[str, Any]:
         state, detail, remedy = unfit.args
         return {"probe": name, "state": state, "detail": detail, "remedy": remedy}
     except BaseException as error:  # a broken package may raise anything, SystemExit included
-        lines = str(error).strip().splitlines() or [""]
-        return {"probe": name, "state": "fail", "detail": f"{type(error).__name__}: {lines[0]}"}
+        return {"probe": name, "state": "fail", "detail": describe(error)}
+
+
+def describe(error: BaseException) -> str:
+    """Return an error's first line and, since packages hide it behind their own, its cause's."""
+    lines = []
+    seen: BaseException | None = error
+    while seen is not None:
+        first = (str(seen).strip().splitlines() or [""])[0]
+        lines.append(f"{type(seen).__name__}: {first}")
+        seen = seen.__cause__ or seen.__context__
+    return lines[0] if len(lines) == 1 else f"{lines[0]} <- {lines[-1]}"
 
 
 def main(names: list[str]) -> None:

@@ -145,6 +145,18 @@ def test_an_import_error_becomes_an_answer() -> None:
     }
 
 
+def test_the_cause_that_a_package_hides_behind_its_own_error_is_told() -> None:
+    def broken() -> str:
+        try:
+            raise OSError("foo.so: undefined symbol: bar")
+        except OSError as error:
+            raise ImportError("Could not load this library") from error
+
+    assert probes.answer("foo", broken)["detail"] == (
+        "ImportError: Could not load this library <- OSError: foo.so: undefined symbol: bar"
+    )
+
+
 def test_the_report_puts_each_way_out_below_its_line() -> None:
     findings = [
         doctor.Finding(name="python", state="ok", detail="3.11"),
