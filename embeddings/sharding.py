@@ -53,8 +53,8 @@ _RESERVED = 0.2
 class ShardingConfig:
     """What the planner may do.
 
-    sharding_types: kinds it may choose from for every table. On a CPU, `row_wise` exists only for
-      tables that a sequence reads, and `table_row_wise` not at all.
+    sharding_types: kinds it may choose from for every table; `table_row_wise` needs GPUs. On one
+      rank every table is `table_wise`.
     tables: per table, the one kind it must get.
     device_memory_bytes: memory of a GPU for tables and activations; 0 for TorchRec's default.
     host_memory_bytes: main memory per rank; 0 for TorchRec's default.
@@ -95,11 +95,19 @@ class ShardingConfig:
         )
 
 
+class _PooledSharder(EmbeddingBagCollectionSharder):
+    """Offers `row_wise` on CPUs too: TorchRec leaves it out, but over gloo it works as well."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        kinds = super().sharding_types(compute_device_type)
+        return kinds if "row_wise" in kinds else [*kinds, "row_wise"]
+
+
 def sharders() -> list[ModuleSharder[nn.Module]]:
     """Return the sharders of the modules that hold tables."""
     return cast(
         list[ModuleSharder[nn.Module]],
-        [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()],
+        [_PooledSharder(), EmbeddingCollectionSharder()],
     )
 
 
@@ -133,7 +141,7 @@ def plan_sharding(
         topology=topology,
         batch_size=batch_size,
         storage_reservation=FixedPercentageStorageReservation(percentage=_RESERVED),
-        constraints=_constraints(layers, config),
+        constraints=_constraints(layers, config, topology.world_size),
         debug=False,
     )
     try:
@@ -178,14 +186,15 @@ def describe_plan(plan: ShardingPlan) -> str:
 
 
 def _constraints(
-    layers: list[EmbeddingLayer], config: ShardingConfig
+    layers: list[EmbeddingLayer], config: ShardingConfig, world_size: int
 ) -> dict[str, ParameterConstraints]:
     """Return the planner's constraints per table."""
     constraints: dict[str, ParameterConstraints] = {}
     for layer in layers:
         for table in layer.schema.tables:
             features = [f for f in layer.schema.sparse if f.table == table.name]
-            kind = config.tables.get(table.name)
+            # Splitting rows over one rank would only cost the splitting.
+            kind = config.tables.get(table.name, "table_wise" if world_size == 1 else None)
             constraints[table.name] = ParameterConstraints(
                 sharding_types=[kind] if kind else list(config.sharding_types),
                 pooling_factors=[float(max(1, feature.max_length)) for feature in features],

@@ -115,22 +115,20 @@ def parallelize(
         runtime.world_size, runtime.local_world_size, runtime.device.type
     )
     plan = plan_sharding(model, config.sharding, topology, batch_size, runtime.group)
-    with warnings.catch_warnings():
-        # TorchRec passes DistributedDataParallel an argument that torch is about to rename.
-        warnings.filterwarnings("ignore", message="`broadcast_buffers`", category=FutureWarning)
-        module = DistributedModelParallel(
-            model,
-            env=ShardingEnv.from_process_group(runtime.group),
-            device=runtime.device,
-            plan=plan,
-            sharders=sharders(),
-            data_parallel_wrapper=DefaultDataParallelWrapper(
-                bucket_cap_mb=config.bucket_megabytes,
-                # A static graph would forbid a tower that changes its form after warm-up.
-                static_graph=False,
-                find_unused_parameters=config.find_unused_parameters,
-            ),
-        )
+    _ignore_renamings()
+    module = DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(runtime.group),
+        device=runtime.device,
+        plan=plan,
+        sharders=sharders(),
+        data_parallel_wrapper=DefaultDataParallelWrapper(
+            bucket_cap_mb=config.bucket_megabytes,
+            # A static graph would forbid a tower that changes its form after warm-up.
+            static_graph=False,
+            find_unused_parameters=config.find_unused_parameters,
+        ),
+    )
     layer.reset_parameters()
     dense = dict(in_backward_optimizer_filter(module.named_parameters()))
     left = sorted(name for name in dense if name.startswith("embeddings."))
@@ -146,6 +144,12 @@ def parallelize(
         fused_optimizer=cast(CombinedOptimizer, module.fused_optimizer),
         plan=plan,
     )
+
+
+def _ignore_renamings() -> None:
+    """Ignore that torch has renamed what this TorchRec calls; they are pinned together."""
+    renamed = "broadcast_buffers|torch.distributed.(reduce_scatter_tensor|all_gather_into_tensor)"
+    warnings.filterwarnings("ignore", message=f"`({renamed})`", category=FutureWarning)
 
 
 class Pipeline(TrainPipelineSparseDist[Batch, Any]):

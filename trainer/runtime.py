@@ -8,6 +8,7 @@ that one process and many take the same path.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections.abc import Mapping
@@ -106,6 +107,8 @@ def start(config: RuntimeConfig | None = None) -> Runtime:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_world_size))
     _join(rank, world_size, device, config.timeout_seconds)
     _seed(config.seed)
+    # TorchRec's first batch makes torch warn, on every rank, of a function that it does not call.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     return Runtime(
         rank=rank,
         local_rank=local_rank,
