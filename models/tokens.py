@@ -40,7 +40,11 @@ class TokenizerConfig:
     token_dim: int = 32
     num_tokens: int = 0
     dense_dim: int = 8
-    history_pooling: tuple[Literal["mean", "last", "attention"], ...] = ("mean", "last", "attention")
+    history_pooling: tuple[Literal["mean", "last", "attention"], ...] = (
+        "mean",
+        "last",
+        "attention",
+    )
 
     def __post_init__(self) -> None:
         """Check the tokenizer's own fields."""
@@ -100,7 +104,9 @@ class FieldProjection(nn.Module):
 class Events(nn.Module):
     """Turn the aligned sequences of one history into one D-wide vector an event."""
 
-    def __init__(self, features: tuple[SparseFeature, ...], widths: list[int], token_dim: int) -> None:
+    def __init__(
+        self, features: tuple[SparseFeature, ...], widths: list[int], token_dim: int
+    ) -> None:
         super().__init__()
         self.names = [feature.name for feature in features]
         self.max_length = max(feature.max_length for feature in features)
@@ -180,7 +186,9 @@ class FieldTokenizer(nn.Module):
                 self.pooling.append(HistoryPooling(config, len(item_columns)))
                 names = [*names, *(f"{history}_{kind}" for kind in config.history_pooling)]
         self.item_columns: Tensor
-        self.register_buffer("item_columns", torch.tensor(item_columns, dtype=torch.int64), persistent=False)
+        self.register_buffer(
+            "item_columns", torch.tensor(item_columns, dtype=torch.int64), persistent=False
+        )
         self.token_names = tuple(names)
         self.num_tokens = len(names)
 
@@ -190,7 +198,9 @@ class FieldTokenizer(nn.Module):
         item = pooled.index_select(1, self.item_columns)
         if self.dense is not None:
             pooled = torch.cat([pooled, self.dense(dense).flatten(1).to(pooled.dtype)], 1)
-        tokens = [self.fields(nn.functional.pad(pooled, (0, self.padding)) if self.padding else pooled)]
+        tokens = [
+            self.fields(nn.functional.pad(pooled, (0, self.padding)) if self.padding else pooled)
+        ]
         for events, pooling in zip(self.events, self.pooling, strict=True):
             values, offsets = events(embeddings.sequences)
             tokens.append(pooling(values, offsets, item, events.max_length))
@@ -222,13 +232,19 @@ class StreamTokenizer(nn.Module):
             self.events = Events(features, dims, config.token_dim)
         self.has_actions = bool(schema.history_actions)
         self.target = nn.Linear(len(item_columns), config.token_dim) if item_columns else None
-        self.default_target = None if item_columns else nn.Parameter(torch.randn(1, 1, config.token_dim) * 0.1)
+        self.default_target = (
+            None if item_columns else nn.Parameter(torch.randn(1, 1, config.token_dim) * 0.1)
+        )
         pooled_width = sum(_width(schema, f) for f in schema.sparse if f.kind != "sequence")
         context = [column for column in range(pooled_width) if column not in set(item_columns)]
         self.item_columns: Tensor
         self.context_columns: Tensor
-        self.register_buffer("item_columns", torch.tensor(item_columns, dtype=torch.int64), persistent=False)
-        self.register_buffer("context_columns", torch.tensor(context, dtype=torch.int64), persistent=False)
+        self.register_buffer(
+            "item_columns", torch.tensor(item_columns, dtype=torch.int64), persistent=False
+        )
+        self.register_buffer(
+            "context_columns", torch.tensor(context, dtype=torch.int64), persistent=False
+        )
 
     def forward(self, embeddings: Embeddings, dense: Tensor, actions: Tensor) -> Stream:
         """Map pooled embeddings, jagged sequences, dense (B, C) and actions (N,) to a Stream."""
@@ -247,7 +263,9 @@ class StreamTokenizer(nn.Module):
             offsets = torch.zeros(batch_size + 1, dtype=torch.int64, device=pooled.device)
         else:
             events, offsets = self.events(embeddings.sequences)
-        return Stream(self.fields(fields), events, offsets, actions if self.has_actions else None, targets)
+        return Stream(
+            self.fields(fields), events, offsets, actions if self.has_actions else None, targets
+        )
 
 
 def _width(schema: Schema, feature: SparseFeature) -> int:

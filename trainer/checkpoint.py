@@ -127,7 +127,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path}: not a complete checkpoint (a folder step-N that holds {MANIFEST}){hint}"
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path / MANIFEST}: damaged ({error}); use an older checkpoint") from error
+        raise ValueError(
+            f"{path / MANIFEST}: damaged ({error}); use an older checkpoint"
+        ) from error
 
 
 def load(tensors: Mapping[str, Any], path: Path) -> None:
@@ -181,7 +183,9 @@ class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str) -> Any:
         if (module_name, global_name) in _INDEX_BUILTINS or _INDEX_CLASSES.fullmatch(module_name):
             return super().find_class(module_name, global_name)
-        raise ValueError(f"the index names {module_name}.{global_name}, which no checkpoint index holds")
+        raise ValueError(
+            f"the index names {module_name}.{global_name}, which no checkpoint index holds"
+        )
 
 
 class _Reader(FileSystemReader):
@@ -193,7 +197,9 @@ class _Reader(FileSystemReader):
             with open(path, "rb") as file:
                 metadata = _IndexUnpickler(file).load()
         except FileNotFoundError:
-            raise ValueError(f"{self.path}: not a checkpoint, its index .metadata is missing") from None
+            raise ValueError(
+                f"{self.path}: not a checkpoint, its index .metadata is missing"
+            ) from None
         except (pickle.UnpicklingError, EOFError, ValueError, AttributeError) as error:
             raise ValueError(f"{path}: damaged ({error}); use an older checkpoint") from error
         if metadata.storage_meta is None:

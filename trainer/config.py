@@ -73,7 +73,6 @@ class TrainConfig:
     evaluate_epochs: evaluate after every epoch (True) or only at the end (False).
     spatial_warmup: share of the run's steps, from the first, in which SpecFormer attends by its spatial
       residual alone (its paper takes 0.05); 0 for towers that have no such warm-up.
-    seed: of initial weights, tables, dropout and the order of rows.
     """
 
     recipe: Annotated[str, tyro.conf.Suppress]
@@ -92,7 +91,6 @@ class TrainConfig:
     max_steps: int = 0
     evaluate_epochs: bool = False
     spatial_warmup: float = 0.0
-    seed: int = 2026
 
     def __post_init__(self) -> None:
         """Check what the sections say of each other."""
@@ -106,7 +104,9 @@ class TrainConfig:
             )
         tower = self.model.tower
         if not 0 <= self.spatial_warmup < 1:
-            raise ValueError(f"spatial_warmup: expected a share in [0, 1), got {self.spatial_warmup}")
+            raise ValueError(
+                f"spatial_warmup: expected a share in [0, 1), got {self.spatial_warmup}"
+            )
         if self.spatial_warmup and not (isinstance(tower, SpecFormerConfig) and tower.gamma):
             raise ValueError(
                 f"spatial_warmup: takes effect on SpecFormer with gamma > 0 only, got {self.spatial_warmup} with "
@@ -134,7 +134,9 @@ def parse_days(text: str, name: str = "days") -> tuple[str, str] | None:
     first, _, last = text.partition(":")
     days = (first, last or first)
     if not all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", day) for day in days):
-        raise ValueError(f"{name}: expected FIRST:LAST or DAY with days as YYYY-MM-DD, got {text!r}")
+        raise ValueError(
+            f"{name}: expected FIRST:LAST or DAY with days as YYYY-MM-DD, got {text!r}"
+        )
     if days[1] < days[0]:
         raise ValueError(f"{name}: the last day is before the first, got {text!r}; swap them")
     return days
@@ -154,9 +156,7 @@ def parse_rows(text: str, name: str = "rows") -> tuple[float, float]:
     except ValueError:
         shares = (1.0, 0.0)
     if not 0 <= shares[0] < shares[1] <= 1:
-        raise ValueError(
-            f"{name}: expected FROM:TO with 0 <= FROM < TO <= 1 (0:0.8), got {text!r}"
-        )
+        raise ValueError(f"{name}: expected FROM:TO with 0 <= FROM < TO <= 1 (0:0.8), got {text!r}")
     return shares
 
 
@@ -258,7 +258,7 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
 def fingerprint(config: TrainConfig) -> str:
     """Return a hash of what a checkpoint must agree on to be resumed: schema, model and optimizers."""
     values = to_dict(config)
-    part = {key: values[key] for key in ("schema", "model", "dense", "sparse", "loader", "seed")}
+    part = {key: values[key] for key in ("schema", "model", "dense", "sparse", "loader", "runtime")}
     return hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16]
 
 

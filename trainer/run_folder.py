@@ -46,14 +46,18 @@ def claim(output: Path, config: TrainConfig, runtime: Runtime) -> Path | None:
 def _claim(output: Path, config: TrainConfig) -> Path | None:
     """Look at `output` and write config.json. See `claim`."""
     if output.exists() and not output.is_dir():
-        raise ValueError(f"{output}: expected a folder for the run, got a file; choose another --output")
+        raise ValueError(
+            f"{output}: expected a folder for the run, got a file; choose another --output"
+        )
     if (output / METRICS).exists():
         raise ValueError(
             f"{output}: holds a finished run, which is never overwritten; choose another --output, or read it "
             f"with `python -m trainer.evaluate {output} --data PATH`"
         )
     if (output / CONFIG).exists():
-        differences = _differences(json.loads((output / CONFIG).read_text("utf-8")), to_dict(config))
+        differences = _differences(
+            json.loads((output / CONFIG).read_text("utf-8")), to_dict(config)
+        )
         if differences:
             raise ValueError(
                 f"{output}: holds an unfinished run of another configuration ({'; '.join(differences[:5])}); "

@@ -36,9 +36,7 @@ class TrainState:
         return {
             "model": self._parallel.module.state_dict(),
             "fused": self._parallel.fused_optimizer.state_dict()["state"],
-            "dense": checkpoint.optimizer_tensors(
-                self._optimizer, self._parallel.dense_parameters
-            ),
+            "dense": checkpoint.optimizer_tensors(self._optimizer, self._parallel.dense_parameters),
             "random": {self._random_name(): torch.get_rng_state()},
         }
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from models.specformer import SpecFormerConfig
 from models.ranking import ModelConfig
+from models.specformer import SpecFormerConfig
 from models.tokens import TokenizerConfig
 from trainer import protocols
 from trainer.config import TrainConfig

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from models.tokenformer import TokenFormerConfig
 from models.ranking import ModelConfig
+from models.tokenformer import TokenFormerConfig
 from models.tokens import TokenizerConfig
 from trainer import protocols
 from trainer.config import TrainConfig
