@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         summary = ingest(given.sources, load_schema(given.schema), given.output, _config(given))
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"ingest: {error}", file=sys.stderr)
+        print("ingest:", " ".join(str(error).split()), file=sys.stderr)
         return 2
     print(describe(summary))
     return 0

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 MANIFEST = "_manifest.json"
 STATISTICS = "_statistics.json"
 _SCRATCH = ".incomplete"
+_REPLACED = "replaced-"
 _DAY = re.compile(r"dt=(\d{4}-\d{2}-\d{2})")
 
 
@@ -84,8 +85,7 @@ class Partitions:
         self._days: dict[str, _Day] = {}
         self._buffered = 0
         self._lock = _lock(output)
-        # The lock is ours, so whatever lies here was left by a writer that died.
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._clean()  # the lock is ours, so whatever lies here was left by a writer that died
 
     def __enter__(self) -> Partitions:
         """Return the partitions themselves."""
@@ -96,7 +96,7 @@ class Partitions:
         for day in self._days.values():
             if day.writer is not None:
                 day.writer.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._clean()
         self._lock.close()
 
     @property
@@ -140,13 +140,21 @@ class Partitions:
             write_json(folder / STATISTICS, statistics.get(name, {}))
             target = self.output / f"dt={name}"
             if target.exists():
-                (target / MANIFEST).unlink(missing_ok=True)
-                target.rename(self._scratch / f"replaced-{name}")
+                target.rename(self._scratch / f"{_REPLACED}{name}")
             folder.rename(target)
         for name, day in self._days.items():
             mine = {"day": name, "rows": day.rows, "files": day.files}
             write_json(self.output / f"dt={name}" / MANIFEST, {**mine, **manifest})
         return self.rows
+
+    def _clean(self) -> None:
+        """Remove the scratch folder; a day whose replacement was not finished comes back first."""
+        for old in self._scratch.glob(f"{_REPLACED}*"):
+            target = self.output / f"dt={old.name.removeprefix(_REPLACED)}"
+            if not (target / MANIFEST).exists():
+                shutil.rmtree(target, ignore_errors=True)
+                old.rename(target)
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _refuse_existing(self, day: str) -> None:
         target = self.output / f"dt={day}"
