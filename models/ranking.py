@@ -10,7 +10,7 @@ Shapes: B examples, K tasks, N events of all histories, D token width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -20,9 +20,9 @@ from embeddings.collection import EmbeddingLayer
 from embeddings.schema import Schema
 from models.batch import Batch
 from models.heads import HeadConfig
-from models.losses import action_cross_entropy, action_marginals, weighted_bce
+from models.losses import action_classes, action_cross_entropy, task_logits, weighted_bce
 from models.specformer import SpecFormerConfig
-from models.tokenformer import TokenFormerConfig
+from models.tokenformer import TokenFormerConfig, UserOutputs
 from models.tokens import FieldTokenizer, StreamTokenizer, TokenizerConfig
 from models.tower import TowerConfig
 
@@ -92,18 +92,16 @@ class UserCentricObjective(nn.Module):
         super().__init__()
         self.head = head
         self.num_labels = num_labels
-        self.bits: Tensor
-        self.register_buffer("bits", 2 ** torch.arange(num_labels), persistent=False)
 
-    def forward(self, outputs: tuple[Tensor, Tensor], batch: Batch) -> tuple[Tensor, Predictions]:
-        """Map event outputs (N, D) and target outputs (B, 1, D) to (loss, predictions)."""
-        events_ND, targets_B1D = outputs
-        logits = self.head(torch.cat([events_ND, targets_B1D[:, 0]])).float()
-        own = (batch.labels.long() * self.bits).sum(1)
-        weights = torch.cat([torch.ones_like(batch.actions, dtype=torch.float32), batch.weights.amin(1)])
-        loss, weight_sum = action_cross_entropy(logits, torch.cat([batch.actions, own]), weights)
-        marginals = action_marginals(logits[events_ND.shape[0] :], self.num_labels)
-        return loss, _predictions(marginals, weight_sum, batch)
+    def forward(self, outputs: UserOutputs, batch: Batch) -> tuple[Tensor, Predictions]:
+        """Map outputs at M past items and B own items to (loss, predictions)."""
+        num_items = outputs.items.shape[0]
+        logits = self.head(torch.cat([outputs.items, outputs.targets[:, 0]])).float()
+        classes = torch.cat([batch.actions[outputs.events], action_classes(batch.labels)])
+        weights = torch.cat([batch.weights.new_ones(num_items), batch.weights.amin(1)])
+        loss, weight_sum = action_cross_entropy(logits, classes, weights)
+        own = task_logits(logits[num_items:], self.num_labels)
+        return loss, _predictions(own.sigmoid(), weight_sum, batch)
 
 
 class RankingModel(nn.Module):
@@ -131,7 +129,9 @@ class RankingModel(nn.Module):
         super().__init__()
         num_labels = len(schema.labels)
         self.embeddings = EmbeddingLayer(schema, table_device, seed)
-        user_centric = isinstance(config.tower, TokenFormerConfig) and config.tower.mode == "user_centric"
+        user_centric = (
+            isinstance(config.tower, TokenFormerConfig) and config.tower.mode == "user_centric"
+        )
         if user_centric and not schema.history_actions:
             raise ValueError(
                 "model.tower.mode: 'user_centric' learns from the action on every past event, the schema has no "
@@ -139,9 +139,10 @@ class RankingModel(nn.Module):
             )
         if isinstance(config.tower, TokenFormerConfig):
             self.tokenizer = StreamTokenizer(schema, config.tokenizer)
-            self.tower = config.tower.build(
-                self.tokenizer.num_fields, self.tokenizer.token_dim, 2**num_labels
-            )
+            # How many classes an action token has follows from the labels.
+            num_actions = 2**num_labels if schema.history_actions else 0
+            tower = replace(config.tower, num_actions=num_actions)
+            self.tower = tower.build(self.tokenizer.num_fields, self.tokenizer.token_dim)
         else:
             self.tokenizer = FieldTokenizer(schema, config.tokenizer)
             self.tower = config.tower.build(self.tokenizer.num_tokens, self.tokenizer.token_dim)

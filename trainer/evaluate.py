@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -66,7 +67,12 @@ def evaluate(
     ranks: list[dict[str, Any]] = []
     if runtime.is_first and tokens:
         with torch.no_grad(), pipeline.precision.autocast():
-            ranks = diagnose(parallel.model.get_submodule("tower"), _first_rows(tokens[0]))
+            records = diagnose(parallel.model.get_submodule("tower"), _first_rows(tokens[0]))
+        # Layers count from 1 by the first number of a module's path; 0 is the tower's input.
+        for record in records:
+            number = re.search(r"\d+", record.module)
+            layer = int(number[0]) + 1 if number else 0
+            ranks.append({"layer": layer, "module": record.kind, **record.values})
     return result, ranks
 
 

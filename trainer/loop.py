@@ -23,7 +23,7 @@ from models.ranking import RankingModel
 from models.specformer import SpecFormer
 from trainer import checkpoint
 from trainer.config import TrainConfig, parse_days, parse_rows, to_dict
-from trainer.curves import json_ready
+from trainer.curves import json_ready, write_json
 from trainer.data.loader import Loader
 from trainer.data.parquet import discover, keep_rows
 from trainer.evaluate import evaluate
@@ -54,9 +54,7 @@ class Trainer:
         resume_from = claim(output, config, runtime)
         self.parallel = build_parallel(config, runtime)
         self.optimizer = config.dense.build(self.parallel.dense_parameters)
-        self.precision = config.precision.build(
-            self.parallel.model, self.optimizer, runtime.group
-        )
+        self.precision = config.precision.build(self.parallel.model, self.optimizer, runtime.group)
         self.pipeline = Pipeline(self.parallel, self.optimizer, self.precision, runtime.device)
         self.total_steps = len(self.train_loader) * config.epochs
         if config.max_steps:
@@ -167,7 +165,7 @@ class Trainer:
             "train_seconds": self.train_seconds,
             "wait_seconds": self.wait_seconds,
             "precision": self.precision.state_dict(),
-            "ranks": json_ready({"ranks": self.ranks})["ranks"],
+            "ranks": self.ranks,
             "config": to_dict(self.config),
             "schema_fingerprint": self.config.schema.fingerprint(),
         }
@@ -197,7 +195,9 @@ def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:
     """
     data = config.data
     if not data.path:
-        raise ValueError("data.path: expected the log's folder or file, got none; pass --data.path PATH")
+        raise ValueError(
+            "data.path: expected the log's folder or file, got none; pass --data.path PATH"
+        )
     name = "train" if train else "test"
     path = data.path if train else data.test_path or data.path
     loader = config.loader if train else dataclasses.replace(config.loader, order="none")
@@ -208,24 +208,14 @@ def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:
         config.schema,
         rank=runtime.rank,
         world_size=runtime.world_size,
-        seed=config.seed,
+        seed=config.runtime.seed,
     )
 
 
 def build_parallel(config: TrainConfig, runtime: Runtime) -> Parallel:
     """Build the model alike on all ranks and distribute it."""
-    model = RankingModel(config.schema, config.model, torch.device("meta"), config.seed)
-    return parallelize(
-        model, config.parallel, config.sparse, runtime, config.loader.batch_size
-    )
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON (not a number becomes null), so that a reader never sees half a file."""
-    temporary = path.with_name(f".{path.name}.incomplete")
-    text = json.dumps(json_ready({"value": value})["value"], indent=2)
-    temporary.write_text(f"{text}\n", encoding="utf-8")
-    temporary.replace(path)
+    model = RankingModel(config.schema, config.model, torch.device("meta"), config.runtime.seed)
+    return parallelize(model, config.parallel, config.sparse, runtime, config.loader.batch_size)
 
 
 def run(config: TrainConfig, output: Path) -> int:
@@ -233,7 +223,7 @@ def run(config: TrainConfig, output: Path) -> int:
     runtime = None
     rank = ""
     try:
-        runtime = start(config.runtime, config.seed)
+        runtime = start(config.runtime)
         rank = f"[rank {runtime.rank}] " if runtime.world_size > 1 else ""
         metrics = Trainer(config, output, runtime).fit()
         if runtime.is_first:
