@@ -222,6 +222,8 @@ def _convert_values(rule: Rule, kind: str, values: pa.Array, times: Times) -> Co
 
 def _to_times(values: pa.Array, family: str, times: Times) -> Converted:
     unit, problems = times.unit or "ms", []
+    if times.pattern and family == "integer":  # such as 14102100, which %y%m%d%H reads
+        values, family = values.cast(pa.string()), "text"
     if family == "text":
         values, unread = parsing.parse_times(values.cast(pa.string()), unit, times.pattern)
         problems.append((unread, "not a time"))

@@ -125,7 +125,9 @@ def largest_drifts(days: dict[str, dict[str, Any]], count: int = 3) -> list[str]
             nulls, mean = change["null_share"], change.get("mean", 0.0)
             if abs(nulls) >= 0.01:
                 lines.append((abs(nulls) * 10, f"{day} {name}: null share {nulls:+.1%}"))
-            if abs(mean) >= 0.1:
+            # A change within five standard errors of a small day is noise.
+            noise = 5 / math.sqrt(max(found["columns"][name]["count"], 1))
+            if abs(mean) >= max(0.1, noise):
                 lines.append((abs(mean), f"{day} {name}: mean {mean:+.2f} standard deviations"))
     return [text for _, text in sorted(lines, reverse=True)[:count]]
 

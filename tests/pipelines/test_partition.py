@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import partition
+from pipelines.casting import Times
 from pipelines.ingest import ingest
 from pipelines.ingestion import IngestConfig
 from pipelines.partition import PartitionConfig, Partitions, read_manifests
@@ -36,6 +37,15 @@ def test_days_split_exactly_at_utc_midnight_and_keep_their_order(tmp_path):
     assert summary.days == {"2026-01-01": 3, "2026-01-02": 3, "2026-01-03": 1}
     users = [read_day(tmp_path / "out", day).column("user").to_pylist() for day in summary.days]
     assert users == [[0, 3, 6], [1, 2, 4], [5]]
+
+
+def test_times_that_are_integers_can_follow_a_pattern(tmp_path):
+    raw = pa.table({"user": [1, 2], "ts": pa.array([26010112, 26010200]), "click": [0, 1]})
+    pq.write_table(raw, tmp_path / "log.parquet")
+    config = IngestConfig(times=Times(pattern="%y%m%d%H"))
+    ingest([str(tmp_path / "log.parquet")], flat_schema(), tmp_path / "out", config)
+    assert read_day(tmp_path / "out").column("ts").to_pylist() == [NOON]
+    assert read_day(tmp_path / "out", "2026-01-02").num_rows == 1
 
 
 def test_the_day_of_a_log_without_timestamp_comes_from_its_path_or_is_asked_for(tmp_path):
