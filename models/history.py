@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from models.stream import Stream
 
@@ -91,7 +92,7 @@ def build_context(
     tables = [stream.fields.reshape(-1, dim), separator, stream.events]
     if action_table is not None and stream.actions is not None:
         # One entry more, so that rows which are no action may look anywhere.
-        actions = torch.nn.functional.pad(stream.actions, (0, 1))
+        actions = functional.pad(stream.actions, (0, 1))
         chosen = actions[torch.where(is_action, global_event, -1)]
         first_action = separator_row + 1 + len(stream.events)
         source = torch.where(is_action, first_action + chosen, source)
@@ -134,7 +135,7 @@ class Grid(NamedTuple):
         """Return (B, H, S, d) of (P, H, d), zero where there is no row."""
         num_examples, size = len(self.lengths), len(self.from_end)
         padded = heads.new_zeros(num_examples * size, *heads.shape[1:])
-        padded = padded.index_copy(0, self.target, heads)
+        padded.index_copy_(0, self.target, heads)
         return padded.unflatten(0, (num_examples, size)).transpose(1, 2)
 
     def unpad(self, heads: Tensor) -> Tensor:

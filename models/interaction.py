@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+# pyright: reportIncompatibleMethodOverride=false
 """TokenFormer's block: rotary attention, a non-linear gate on it, SwiGLU (equations 9-19).
 
 The block is written in parts (keys and values, queries and gate, finish) because the tower needs
@@ -10,10 +11,11 @@ any number of leading dimensions.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from models.attention import attention
 from models.layers import SwiGLU, xavier_linear
@@ -40,9 +42,35 @@ def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
 
     Coordinate k is paired with k + d/2 (half-split layout).
     """
-    cos, sin = rotation
+    turned = _Rotate.apply(heads, *rotation)
+    assert isinstance(turned, Tensor)
+    return turned
+
+
+class _Rotate(torch.autograd.Function):
+    """Rotation whose gradient is the inverse rotation; writes its result once and saves no
+    heads."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(heads, cos, sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return _turn(grad, cos, -sin), None, None
+
+
+def _turn(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = heads.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+    cos, sin = cos.to(heads.dtype), sin.to(heads.dtype)
+    turned = torch.empty_like(heads, memory_format=torch.contiguous_format)
+    left, right = turned.chunk(2, dim=-1)
+    torch.mul(first, cos, out=left).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=right).addcmul_(first, sin)
+    return turned
 
 
 class InteractionBlock(nn.Module):
@@ -102,15 +130,14 @@ class InteractionBlock(nn.Module):
         """Return rotated keys and values, each (..., H, d), of normed rows (..., D)."""
         key, value = self.key_value(normed).chunk(2, dim=-1)
         key, value = (part.unflatten(-1, (self.num_heads, -1)) for part in (key, value))
-        return rotate(key, rotation).to(value.dtype), value
+        return rotate(key, rotation), value
 
     def queries_gate(self, normed: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor | None]:
         """Return rotated queries (..., H, d) and the gate (..., D), if there is one."""
         projected = self.query_gate(normed)
         query, gate = projected.chunk(2, dim=-1) if self.gated else (projected, None)
         query = query.unflatten(-1, (self.num_heads, -1))
-        rotated = rotate(query, rotation).to(query.dtype)
-        return rotated, None if gate is None else gate.sigmoid()
+        return rotate(query, rotation), None if gate is None else gate.sigmoid()
 
     def finish(self, rows: Tensor, attended: Tensor, gate: Tensor | None) -> Tensor:
         """Return (..., D): rows plus gated attention, plus the feed-forward (equations 16-19)."""

@@ -129,16 +129,21 @@ def position_bias(
     if kind == "none":
         return sigma.new_zeros(*tokens_BTD.shape[:-1], num_tokens)
     with torch.autocast(tokens_BTD.device.type, enabled=False):
-        tokens = tokens_BTD.double()
-        polar, _ = soften(tokens, 0.0, spectrum)
-        identity = torch.eye(num_tokens, dtype=torch.float64, device=tokens.device)
-        identity = polar @ polar.mT if spectrum.transposed else identity.expand(len(tokens), -1, -1)
+        if spectrum.transposed:
+            tokens = tokens_BTD.double()
+            polar, _ = soften(tokens, 0.0, spectrum)
+            identity, root = polar @ polar.mT, polar @ tokens.mT
+        else:
+            identity = torch.eye(num_tokens, dtype=torch.float64, device=sigma.device)
+            identity = identity.expand(len(sigma), -1, -1)
+            root = None
         if kind == "identity":
             return identity
+        if root is None:
+            root = _Root.apply(tokens_BTD, spectrum.values, spectrum.vectors, DEFAULT_FLOOR)
         sigma1 = sigma[..., :1, None]
-        # U diag(σ / σ1) Uᵀ, a matrix function of the Gram matrix: no sign, and no gap in its
-        # gradient.
-        root = polar @ tokens.mT / sigma1.clamp_min(_SMALLEST)
+        # U diag(σ / σ1) Uᵀ is a function of the Gram matrix: no sign, no gap in its gradient.
+        root = root / sigma1.clamp_min(_SMALLEST)
         b0, b1, b2 = beta.double().unbind()
         mapped = b0 * identity + b1 * root + b2 * (root @ root)
         return sigma1.square() * (mapped @ mapped)
@@ -192,12 +197,33 @@ def divided_differences(values: Tensor, power: Tensor, floor: float) -> Tensor:
     return torch.where(squared < 1e-4, near, far)
 
 
-class _Soften(torch.autograd.Function):
-    """(rows X (B, n, m), τ, λ, Q, floor) -> (Q diag(λ^((τ-1)/2)) Qᵀ X, sqrt(λ)).
+def _power(values: Tensor, vectors: Tensor, power: Tensor, floor: float) -> Tensor:
+    """Return Q diag(λ^p) Qᵀ (B, n, n) float64 with floored λ."""
+    scale = _floored(values, floor, _SMALLEST) ** power
+    return vectors * scale[..., None, :] @ vectors.mT
 
-    Backward, with p = (τ-1)/2, g = λ^p, Y the gradient of the result and M = Qᵀ Y Xᵀ Q:
-    grad_X = Q diag(g) Qᵀ Y + 2 Q (K ∘ sym(M)) Qᵀ X, and grad_τ = ½ Σ_i M_ii g_i ln λ_i.
+
+def _power_backward(
+    grad: Tensor, values: Tensor, vectors: Tensor, power: Tensor, floor: float
+) -> tuple[Tensor, Tensor]:
+    """Return C (B, n, n) with grad_X = C X, and the gradient of p, for Y = (X Xᵀ)^p and `grad` of
+    Y.
+
+    With M = Qᵀ grad Q: C = 2 Q (K ∘ sym(M)) Qᵀ and grad_p = Σ_i M_ii λ_i^p ln λ_i.
     """
+    raised = _floored(values, floor, _SMALLEST)
+    inner = vectors.mT @ grad @ vectors
+    along = inner.diagonal(dim1=-2, dim2=-1) * raised**power
+    mixed = (inner + inner.mT) * divided_differences(values, power, floor)
+    # The floor itself moves with λ1: d(floor·λ1)^p / dλ1 = p (floor·λ1)^p / λ1.
+    rises = (values < raised) & (floor * values[..., :1] > _SMALLEST)
+    moved = 2.0 * power * torch.where(rises, along, 0.0).sum(-1)
+    mixed[..., 0, 0] += moved / values[..., 0].clamp_min(_SMALLEST)
+    return vectors @ mixed @ vectors.mT, (along * raised.log()).sum()
+
+
+class _Soften(torch.autograd.Function):
+    """(rows X (B, n, m), τ, λ, Q, floor) -> (Q diag(λ^((τ-1)/2)) Qᵀ X, sqrt(λ))."""
 
     @staticmethod
     def forward(
@@ -205,8 +231,7 @@ class _Soften(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(rows.device.type, enabled=False):
             wide = torch.promote_types(rows.dtype, torch.float32)
-            scale = _floored(values, floor, _SMALLEST) ** ((tau - 1.0) / 2.0)
-            power = vectors * scale[..., None, :] @ vectors.mT
+            power = _power(values, vectors, (tau - 1.0) / 2.0, floor)
             softened = power.to(wide) @ rows.to(wide)
         ctx.save_for_backward(rows, tau, values, vectors)
         ctx.floor = floor
@@ -219,22 +244,35 @@ class _Soften(torch.autograd.Function):
         power = (tau - 1.0) / 2.0
         with torch.autocast(rows.device.type, enabled=False):
             wide_rows = rows.to(grad.dtype)
-            raised = _floored(values, ctx.floor, _SMALLEST)
-            scale = raised**power
-            inner = vectors.mT @ (grad @ wide_rows.mT).double() @ vectors
-            along = inner.diagonal(dim1=-2, dim2=-1) * scale
-            mixed = (inner + inner.mT) * divided_differences(values, power, ctx.floor)
-            # The floor itself moves with λ1: d(floor·λ1)^p / dλ1 = p (floor·λ1)^p / λ1.
-            rises = (values < raised) & (ctx.floor * values[..., :1] > _SMALLEST)
-            moved = 2.0 * power * torch.where(rises, along, 0.0).sum(-1)
-            mixed[..., 0, 0] += moved / values[..., 0].clamp_min(_SMALLEST)
+            grad_power = (grad @ wide_rows.mT).double()
+            mixed, slope = _power_backward(grad_power, values, vectors, power, ctx.floor)
             # dσ_i = u_iᵀ dH v_i and v_i = Hᵀ u_i / σ_i.
-            mixed.diagonal(dim1=-2, dim2=-1).add_(grad_sigma / raised.sqrt())
-            outer = vectors * scale[..., None, :] @ vectors.mT
-            mixed = vectors @ mixed @ vectors.mT
+            weight = grad_sigma / _floored(values, ctx.floor, _SMALLEST).sqrt()
+            mixed = mixed + vectors * weight[..., None, :] @ vectors.mT
+            outer = _power(values, vectors, power, ctx.floor)
             grad_rows = torch.baddbmm(outer.to(grad.dtype) @ grad, mixed.to(grad.dtype), wide_rows)
-            grad_tau = 0.5 * (along * raised.log()).sum()
-        return grad_rows.to(rows.dtype), grad_tau, None, None, None
+        return grad_rows.to(rows.dtype), 0.5 * slope, None, None, None
+
+
+class _Root(torch.autograd.Function):
+    """(rows X (B, n, m), λ, Q, floor) -> (X Xᵀ)^½ (B, n, n) float64."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, values: Tensor, vectors: Tensor, floor: float) -> Tensor:
+        ctx.save_for_backward(rows, values, vectors)
+        ctx.floor = floor
+        return _power(values, vectors, values.new_tensor(0.5), floor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, values, vectors = ctx.saved_tensors
+        with torch.autocast(rows.device.type, enabled=False):
+            half = values.new_tensor(0.5)
+            mixed, _ = _power_backward(grad, values, vectors, half, ctx.floor)
+            wide = torch.promote_types(rows.dtype, torch.float32)
+            grad_rows = mixed.to(wide) @ rows.to(wide)
+        return grad_rows.to(rows.dtype), None, None, None
 
 
 class _Eigenvectors(torch.autograd.Function):

@@ -68,7 +68,7 @@ class TokenFormerConfig:
     num_layers: int = 4
     num_full_layers: int = 2
     windows: tuple[int, ...] = (32, 16)
-    num_heads: int = 4
+    num_heads: int = 2
     expansion: float = 4.0
     max_length: int = 64
     num_actions: int = 0
