@@ -198,7 +198,7 @@ class Collator:
                 f"(one bit a label), got {actions[bad][0]}",
                 lists.row_of(int(np.argmax(bad))),
             )
-        return actions
+        return np.array(actions)  # a copy: Arrow's memory is read-only
 
 
 def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -199,7 +199,8 @@ def _whole_numbers(values: np.ndarray, owner: str) -> tuple[np.ndarray, np.ndarr
     bad = (values != np.floor(values)) | (np.abs(values) >= 2.0**63)
     if bad.any():
         row = int(np.argmax(bad))
-        raise RowError(f"{owner}: expected whole numbers below 2^63, got {values[row]!r}", row)
+        got = float(values[row])
+        raise RowError(f"{owner}: expected whole numbers below 2^63, got {got!r}", row)
     return values.astype(np.int64), missing if missing.any() else None
 
 

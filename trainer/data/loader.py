@@ -6,8 +6,8 @@ not depend on how many workers there are. All ranks take the same number of step
 once.
 
 Workers come from a fork server: a process that holds an accelerator, communication threads or
-OpenMP threads cannot be forked safely. Scripts that use workers therefore need the usual
-`if __name__ == "__main__":` guard.
+OpenMP threads cannot be forked safely. The server imports what a worker needs, once; workers do not
+import the main module again, which would cost each of them the trainer's imports.
 
     files = discover("logs/", ("2026-01-01", "2026-01-07"), schema)
     loader = LoaderConfig(batch_size=4096, num_workers=2).build(files, schema, rank=0, world_size=1)
@@ -18,12 +18,13 @@ OpenMP threads cannot be forked safely. Scripts that use workers therefore need 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import multiprocessing
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from typing import Any
 
 from torch.utils.data import DataLoader, Sampler
@@ -33,7 +34,7 @@ from models.batch import Batch
 from trainer.data.collate import assemble, empty_batch, pad_batch
 from trainer.data.order import EpochOrder, Leg, Order, Window
 from trainer.data.parquet import LogFile
-from trainer.data.windows import Block, WindowDataset
+from trainer.data.windows import Block, WindowDataset, unchanged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +112,8 @@ class Loader:
         self._dataset = WindowDataset(schema, config.batch_size, rank)
         self._windows = _Windows()
         self._workers: DataLoader[Block] | None = None
+        if config.num_workers:
+            _start_server()
         self._begin(0, ())
 
     def __len__(self) -> int:
@@ -225,7 +228,8 @@ class Loader:
             return
         if self._workers is None:
             self._workers = self._start_workers()
-        blocks = iter(self._workers)
+        with _hidden_main():
+            blocks = iter(self._workers)
         while True:
             try:
                 block = next(blocks)
@@ -244,20 +248,16 @@ class Loader:
 
     def _start_workers(self) -> DataLoader[Block]:
         """Return a DataLoader whose processes last as long as the loader."""
-        context = multiprocessing.get_context("forkserver")
-        main = getattr(sys.modules["__main__"], "__spec__", None)
-        # Children import what the main module imports; the server does it once for all.
-        context.set_forkserver_preload([WindowDataset.__module__, *([main.name] if main else [])])
         return DataLoader(
             self._dataset,
             batch_size=None,
             sampler=self._windows,
-            collate_fn=_unchanged,
+            collate_fn=unchanged,
             num_workers=self.config.num_workers,
             prefetch_factor=self.config.prefetch_windows,
             persistent_workers=True,
             pin_memory=self.config.pin_memory,
-            multiprocessing_context=context,
+            multiprocessing_context="forkserver",
         )
 
 
@@ -272,9 +272,25 @@ class _Windows(Sampler[Window]):
         return self.items
 
 
-def _unchanged(block: Any) -> Any:
-    """Collate nothing: a window is sent as it is."""
-    return block
+def _start_server() -> None:
+    """Start the process from which workers are forked; its imports run beside what follows."""
+    forkserver.set_forkserver_preload([WindowDataset.__module__])
+    with _hidden_main():
+        forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Hide where the main module comes from, so that processes started here do not import it."""
+    main = sys.modules["__main__"]
+    names = {name: vars(main)[name] for name in ("__spec__", "__file__") if name in vars(main)}
+    try:
+        for name in names:
+            setattr(main, name, None)
+        yield
+    finally:
+        for name, value in names.items():
+            setattr(main, name, value)
 
 
 def _dead_workers(workers: Sequence[Any]) -> str:

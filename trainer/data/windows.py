@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -131,6 +131,11 @@ def pack(batches: list[BatchArrays], counts: Counter[str]) -> Block:
     if get_worker_info() is not None and not _fits_shared_memory(size):
         return Block(memory, slots, counts)
     return Block(torch.from_numpy(memory), slots, counts)
+
+
+def unchanged(block: Any) -> Any:
+    """Collate nothing: a window is sent as it is. A worker needs this module alone."""
+    return block
 
 
 def _view(memory: Tensor, slot: Slot) -> Tensor:
