@@ -102,20 +102,35 @@ class FieldProjection(nn.Module):
 
 
 class Events(nn.Module):
-    """Turn the aligned sequences of one history into one D-wide vector an event."""
+    """Turn the aligned sequences of one history into one D-wide vector an event.
+
+    num_actions: classes of the action on each event, whose vector is added; 0 for a history without.
+    """
 
     def __init__(
-        self, features: tuple[SparseFeature, ...], widths: list[int], token_dim: int
+        self,
+        features: tuple[SparseFeature, ...],
+        widths: list[int],
+        token_dim: int,
+        num_actions: int = 0,
     ) -> None:
         super().__init__()
         self.names = [feature.name for feature in features]
         self.max_length = max(feature.max_length for feature in features)
         self.project = nn.Linear(sum(widths), token_dim)
+        self.action = nn.Embedding(num_actions, token_dim) if num_actions else None
+        if self.action is not None:
+            nn.init.normal_(self.action.weight, std=0.1)
 
-    def forward(self, sequences: dict[str, JaggedTensor]) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, sequences: dict[str, JaggedTensor], actions: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return events (N, D), oldest first in each example, and offsets (B + 1,)."""
         values = torch.cat([sequences[name].values() for name in self.names], dim=1)
-        return self.project(values), sequences[self.names[0]].offsets()
+        events = self.project(values)
+        if self.action is not None:
+            events = events + self.action(actions)
+        return events, sequences[self.names[0]].offsets()
 
 
 class HistoryPooling(nn.Module):
@@ -179,10 +194,13 @@ class FieldTokenizer(nn.Module):
             names = [f"slice_{index}" for index in range(config.num_tokens)]
         self.fields = FieldProjection(widths, config.token_dim)
         self.events, self.pooling = nn.ModuleList(), nn.ModuleList()
+        acted = next((name for name in schema.histories if name in schema.history_actions), "")
         if config.history_pooling:
             for history, features in schema.histories.items():
                 dims = [schema.table(feature.table).embedding_dim for feature in features]
-                self.events.append(Events(features, dims, config.token_dim))
+                # A batch holds the actions of the first history that has them.
+                classes = 2 ** len(schema.labels) if history == acted else 0
+                self.events.append(Events(features, dims, config.token_dim, classes))
                 self.pooling.append(HistoryPooling(config, len(item_columns)))
                 names = [*names, *(f"{history}_{kind}" for kind in config.history_pooling)]
         self.item_columns: Tensor
@@ -202,7 +220,7 @@ class FieldTokenizer(nn.Module):
             self.fields(nn.functional.pad(pooled, (0, self.padding)) if self.padding else pooled)
         ]
         for events, pooling in zip(self.events, self.pooling, strict=True):
-            values, offsets = events(embeddings.sequences)
+            values, offsets = events(embeddings.sequences, actions)
             tokens.append(pooling(values, offsets, item, events.max_length))
         return torch.cat(tokens, 1)
 
@@ -262,7 +280,7 @@ class StreamTokenizer(nn.Module):
             events = pooled.new_zeros(0, self.token_dim)
             offsets = torch.zeros(batch_size + 1, dtype=torch.int64, device=pooled.device)
         else:
-            events, offsets = self.events(embeddings.sequences)
+            events, offsets = self.events(embeddings.sequences, actions)
         return Stream(
             self.fields(fields), events, offsets, actions if self.has_actions else None, targets
         )

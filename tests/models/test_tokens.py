@@ -77,15 +77,16 @@ def test_fields_and_history_summaries_become_named_tokens():
         "hist_last",
         "hist_attention",
     )
-    tokens = tokenizer(embeddings([2, 0, 3]), torch.zeros(3, 1), torch.zeros(5))
+    tokens = tokenizer(embeddings([2, 0, 3]), torch.zeros(3, 1), torch.zeros(5, dtype=torch.int64))
     assert tokens.shape == (3, tokenizer.num_tokens, 6)
 
 
 def test_history_summaries_equal_their_definitions():
     tokenizer = FieldTokenizer(schema(), TokenizerConfig(token_dim=6))
     inputs = embeddings([2, 0, 3])
-    tokens = tokenizer(inputs, torch.zeros(3, 1), torch.zeros(5))
+    tokens = tokenizer(inputs, torch.zeros(3, 1), torch.zeros(5, dtype=torch.int64))
     events = tokenizer.events[0].project(inputs.sequences["hist_item"].values())
+    events = events + tokenizer.events[0].action.weight[0]
     torch.testing.assert_close(tokens[0, 3], events[:2].mean(0))
     torch.testing.assert_close(tokens[2, 4], events[4])
     query = tokenizer.pooling[0].query(inputs.pooled[:, 8:])
@@ -95,7 +96,7 @@ def test_history_summaries_equal_their_definitions():
 
 def test_an_empty_history_gives_zeros_and_finite_gradients():
     tokenizer = FieldTokenizer(schema(), TokenizerConfig(token_dim=6))
-    tokens = tokenizer(embeddings([0, 0]), torch.zeros(2, 1), torch.zeros(0))
+    tokens = tokenizer(embeddings([0, 0]), torch.zeros(2, 1), torch.zeros(0, dtype=torch.int64))
     assert torch.equal(tokens[:, 3:], torch.zeros(2, 3, 6))
     tokens.sum().backward()
     assert all(
@@ -106,7 +107,7 @@ def test_an_empty_history_gives_zeros_and_finite_gradients():
 def test_slices_cut_all_embeddings_into_equal_tokens():
     config = TokenizerConfig(token_dim=6, num_tokens=5, history_pooling=())
     tokenizer = FieldTokenizer(schema(), config)
-    tokens = tokenizer(embeddings([1]), torch.zeros(1, 1), torch.zeros(1))
+    tokens = tokenizer(embeddings([1]), torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
     assert tokens.shape == (1, 5, 6)
     with pytest.raises(ValueError, match="lower num_tokens"):
         FieldTokenizer(schema(), TokenizerConfig(num_tokens=999))
@@ -131,7 +132,7 @@ def test_a_stream_without_item_or_history_has_a_learned_target_and_no_events():
         history_actions={},
     )
     tokenizer = StreamTokenizer(flat, TokenizerConfig(token_dim=6))
-    stream = tokenizer(Embeddings(torch.randn(2, 8), {}), torch.zeros(2, 1), torch.zeros(0))
+    stream = tokenizer(Embeddings(torch.randn(2, 8), {}), torch.zeros(2, 1), torch.zeros(0, dtype=torch.int64))
     assert stream.events.shape == (0, 6)
     assert stream.offsets.tolist() == [0, 0, 0]
     assert stream.actions is None
