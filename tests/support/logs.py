@@ -48,7 +48,9 @@ def records(num_rows: int, first: int = 0) -> pa.Table:
     return pa.table(
         {
             "row": pa.array(rows, pa.int64()),
-            "item": pa.array([f"i{row % 37}" if row % 11 else None for row in rows.tolist()]),
+            "item": pa.array(
+                [f"i{row % 37}" if row % 11 else None for row in rows.tolist()], pa.string()
+            ),
             "tags": pa.array(
                 [[f"t{row % 7}"] * (row % 4) if row % 5 else None for row in rows.tolist()],
                 pa.list_(pa.string()),
