@@ -56,19 +56,23 @@ class Trainer:
         self.optimizer = config.dense.build(self.parallel.dense_parameters)
         self.precision = config.precision.build(self.parallel.model, self.optimizer, runtime.group)
         self.pipeline = Pipeline(self.parallel, self.optimizer, self.precision, runtime.device)
-        self.total_steps = len(self.train_loader) * config.epochs
+        self.state = TrainState(self.parallel, self.optimizer, self.precision, runtime)
+        self.step = self.rows = self.epoch = self.epoch_start = 0
+        self.train_seconds = self.wait_seconds = 0.0
+        self.ranks: list[dict[str, Any]] = []
+        steps_per_epoch = len(self.train_loader)
+        if resume_from is not None:
+            self._resume(resume_from)
+        # At another world size than before, the rest of an epoch takes other steps than planned.
+        rest = len(self.train_loader) - self.train_loader.step
+        self.total_steps = self.step + rest + (config.epochs - self.epoch - 1) * steps_per_epoch
         if config.max_steps:
             self.total_steps = min(self.total_steps, config.max_steps)
         self.schedule = config.dense.schedule.build(
             self.total_steps, self.optimizer, self.parallel.fused_optimizer
         )
-        self.step = self.rows = self.epoch = self.epoch_start = 0
-        self.train_seconds = self.wait_seconds = 0.0
-        self.ranks: list[dict[str, Any]] = []
-        self.state = TrainState(self.parallel, self.optimizer, self.precision, runtime)
         self.telemetry = config.log.build(output, runtime.rank, self.total_steps)
-        if resume_from is not None:
-            self._resume(resume_from)
+        self.telemetry.start(self.step, self.rows)
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, evaluate, and write metrics.json; return the metrics (the same on all ranks)."""
@@ -179,12 +183,13 @@ class Trainer:
         self.state.load(path)
         self.precision.load_state_dict(manifest["precision"])
         self.step, self.rows, self.epoch = manifest["step"], manifest["rows"], manifest["epoch"]
-        if manifest["position"] is not None:
+        if manifest["position"] is None:
+            self.train_loader.set_epoch(self.epoch)
+        else:
             self.train_loader.load_state_dict(manifest["position"])
         self.train_seconds = manifest["train_seconds"]
         self.wait_seconds = manifest["wait_seconds"]
         self.ranks = manifest["ranks"]
-        self.telemetry.start(self.step, self.rows)
 
 
 def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:
@@ -220,7 +225,6 @@ def build_parallel(config: TrainConfig, runtime: Runtime) -> Parallel:
 
 def run(config: TrainConfig, output: Path) -> int:
     """Train `config` in this process and return the exit code; errors go to stderr with the rank."""
-    runtime = None
     rank = ""
     try:
         runtime = start(config.runtime)
@@ -228,13 +232,12 @@ def run(config: TrainConfig, output: Path) -> int:
         metrics = Trainer(config, output, runtime).fit()
         if runtime.is_first:
             print(json.dumps(json_ready(metrics)))
+        runtime.stop()
     except ValueError as error:
         print(f"{rank}error: {error}", file=sys.stderr, flush=True)
         return 2
     except Exception:
+        # The process group is left as it is: leaving it properly would wait for the other ranks.
         print(f"{rank}{traceback.format_exc()}", file=sys.stderr, flush=True)
         return 1
-    finally:
-        if runtime is not None and sys.exc_info()[0] is None:
-            runtime.stop()
     return 0

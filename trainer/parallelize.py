@@ -52,7 +52,7 @@ class ParallelConfig:
 
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
     bucket_megabytes: int = 25
-    find_unused_parameters: bool = True
+    find_unused_parameters: bool = False
 
     def __post_init__(self) -> None:
         """Check the fields."""
