@@ -24,10 +24,12 @@ class Batch(Pipelineable):
     dense: (B, C) float32; NaN where the log has a null.
     labels: (B, K) float32 in {0, 1}; 0 where absent.
     weights: (B, K) float32 >= 0; 0 masks an absent label and padding.
-    groups: (B,) int64, the hashed user by which GAUC groups examples (0 when the schema has no user).
-    actions: (N,) int64 past actions of the first history that has them (bit k: the k-th label), aligned
-      with that history's values; empty when the schema has none.
-    num_padding: how many of the B examples, at the end, are padding (weight 0) that evens out ranks.
+    groups: (B,) int64, the hashed user by which GAUC groups examples (0 when the schema has no
+      user).
+    actions: (N,) int64 past actions of the first history that has them (bit k: the k-th label),
+      aligned with that history's values; empty when the schema has none.
+    num_padding: how many of the B examples, at the end, are padding (weight 0) that evens out
+      ranks.
     """
 
     sparse: KeyedJaggedTensor
