@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What a tower reads: field tokens, or one stream of fields, history and targets.
 
-Shapes: B examples, F field tokens, V target tokens per example, N events of all histories, D token width.
+Shapes: B examples, F field tokens, V target tokens per example, N events of all histories, D token
+width.
 """
 
 from __future__ import annotations
