@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The ranking model: tables -> tokens -> tower -> head -> (loss, predictions).
 
-`RankingModel.forward` is straight-line on purpose: TorchRec's pipeline FX-traces the module that owns
-sharded tables, so every branch lives in a child (tokenizer, tower, objective), which the tracer treats
-as a leaf.
+`RankingModel.forward` is straight-line on purpose: TorchRec's pipeline FX-traces the module that
+owns sharded tables, so every branch lives in a child (tokenizer, tower, objective), which the
+tracer treats as a leaf.
 
 Shapes: B examples, K tasks, N events of all histories, D token width.
 """
@@ -81,11 +81,11 @@ class ImpressionObjective(nn.Module):
 
 
 class UserCentricObjective(nn.Module):
-    """Softmax over action classes at every item position (TokenFormer's user-centric mode, equations 20-21).
+    """Softmax over action classes at every item position (TokenFormer's user-centric mode).
 
-    A class is the bit pattern of the K labels, so a task's probability is the sum over the classes
-    that have its bit. Past events are supervised by the actions of the log; the example's own item by
-    its labels. An item with an absent label, or padding, has weight 0.
+    Equations 20-21. A class is the bit pattern of the K labels, so a task's probability is the sum
+    over the classes that have its bit. Past events are supervised by the actions of the log; the
+    example's own item by its labels. An item with an absent label, or padding, has weight 0.
     """
 
     def __init__(self, head: nn.Module, num_labels: int) -> None:
@@ -134,8 +134,8 @@ class RankingModel(nn.Module):
         )
         if user_centric and not schema.history_actions:
             raise ValueError(
-                "model.tower.mode: 'user_centric' learns from the action on every past event, the schema has no "
-                "history_actions; declare that column, or use mode 'impression'"
+                "model.tower.mode: 'user_centric' learns from the action on every past event, the "
+                "schema has no history_actions; declare that column, or use mode 'impression'"
             )
         if isinstance(config.tower, TokenFormerConfig):
             self.tokenizer = StreamTokenizer(schema, config.tokenizer)
