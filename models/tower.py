@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """What a tower is, and the union of the towers a recipe can name.
 
-A tower is single-device code that turns tokens into one representation an example. Field towers read
-(B, T, D) tokens; TokenFormer reads a `Stream`. Which of the two a configuration needs is decided by
-its type alone, so a new field tower is one file plus one line in `TowerConfig`.
+A tower is single-device code that turns tokens into one representation an example. Field towers
+read (B, T, D) tokens; TokenFormer reads a `Stream`. Which of the two a configuration needs is
+decided by its type alone, so a new field tower is one file plus one line in `TowerConfig`.
 
 Shapes: B examples, T tokens, D token width.
 """
