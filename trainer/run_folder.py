@@ -23,9 +23,10 @@ _FREE = ("log", "checkpoint")
 
 
 def claim(output: Path, config: TrainConfig, runtime: Runtime) -> Path | None:
-    """Decide, once for all ranks, what to do with `output`; return the checkpoint to resume from, if any.
+    """Decide, once for all ranks, what `output` is; return the checkpoint to resume from, if any.
 
-    Rank 0 looks and writes config.json; the others are told, so that no two ranks see different states.
+    Rank 0 looks and writes config.json; the others are told, so that no two ranks see different
+    states.
 
     Raises:
         ValueError: the folder holds a finished run, a run of another configuration, or other files.
@@ -51,8 +52,8 @@ def _claim(output: Path, config: TrainConfig) -> Path | None:
         )
     if (output / METRICS).exists():
         raise ValueError(
-            f"{output}: holds a finished run, which is never overwritten; choose another --output, or read it "
-            f"with `python -m trainer.evaluate {output} --data PATH`"
+            f"{output}: holds a finished run, which is never overwritten; choose another --output, "
+            f"or read it with `python -m trainer.evaluate {output} --data PATH`"
         )
     if (output / CONFIG).exists():
         differences = _differences(
@@ -60,14 +61,16 @@ def _claim(output: Path, config: TrainConfig) -> Path | None:
         )
         if differences:
             raise ValueError(
-                f"{output}: holds an unfinished run of another configuration ({'; '.join(differences[:5])}); "
-                "resume it with the same settings, or choose another --output"
+                f"{output}: holds an unfinished run of another configuration "
+                f"({'; '.join(differences[:5])}); resume it with the same settings, or choose "
+                "another --output"
             )
         found = complete(output / CHECKPOINTS)
         return found[-1] if found else None
     if output.exists() and any(output.iterdir()):
         raise ValueError(
-            f"{output}: is not empty and holds no run ({CONFIG} is missing); choose another --output"
+            f"{output}: is not empty and holds no run ({CONFIG} is missing); choose another "
+            "--output"
         )
     output.mkdir(parents=True, exist_ok=True)
     write_config(config, output / CONFIG)
