@@ -6,7 +6,8 @@ config.json, curves.jsonl, ranks.json, metrics.json and checkpoints/step-N/. A f
 unfinished run of the same configuration is resumed from its newest complete checkpoint; any other
 folder that holds a run is refused.
 
-Exit codes: 0 done; 1 the run failed; 2 the configuration or the data is wrong (one message, no trace).
+Exit codes: 0 done; 1 the run failed; 2 the configuration or the data is wrong (one message, no
+trace).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 
 from trainer.config import apply_overrides, load_recipe, recipes
 
-USAGE = """usage: python -m trainer.train RECIPE --output DIR [--data.path PATH] [--data.train-days A:B]
+USAGE = """\
+usage: python -m trainer.train RECIPE --output DIR [--data.path PATH] [--data.train-days A:B]
                                [--data.test-days C:D] [--section.field value ...]
 
   RECIPE      specformer.globo, or package.module:function (see --list)
