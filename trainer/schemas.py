@@ -2,7 +2,8 @@
 """Schemas of the public logs that the recipes name, and of the generated one.
 
 `demo`: what pipelines.synthesize writes.
-`globo`: sessions of a news portal, one row a click, label: does another click follow in the session.
+`globo`: sessions of a news portal, one row a click, label: does another click follow in the
+session.
 `criteo`: 13 counts and 26 ids (int64 or strings), as in the public Criteo sets.
 `frappe`: app use in context. `movielens`: rating >= 4 (MovieLens-100K columns).
 """
@@ -59,9 +60,9 @@ def demo() -> Schema:
 def globo() -> Schema:
     """Return the schema of the Globo.com session log (partitions dt=YYYY-MM-DD).
 
-    Beside the history itself, how long it is and how old its newest events are are fields of their own:
-    sessions end for those who just came and for those who have been idle, and a pooled history hides both.
-    Article ids are ordered by topic, so their logarithmic bucket is a coarse topic.
+    Beside the history itself, how long it is and how old its newest events are are fields of their
+    own: sessions end for those who just came and for those who have been idle, and a pooled history
+    hides both. Article ids are ordered by topic, so their logarithmic bucket is a coarse topic.
     """
     context = ("environment", "deviceGroup", "os", "country", "region", "referrer_type")
     ages = (2, 3, 5, 10)
@@ -182,7 +183,10 @@ def frappe() -> Schema:
 
 
 def movielens() -> Schema:
-    """Return the schema of MovieLens-100K with a list of genres; timestamps are seconds and not read."""
+    """Return the schema of MovieLens-100K with a list of genres.
+
+    Timestamps are seconds and not read.
+    """
     return Schema(
         tables=(
             Table(name="user", num_embeddings=4_096, embedding_dim=16),
