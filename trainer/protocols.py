@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """How each log is trained on: schema, days, batch size, optimizers - the same for every tower.
 
-One protocol a log, because a change of optimizer can move a model further than a change of tower does
-(papers' comparisons suffer from it); a recipe adds only the tower and its tokenizer.
+One protocol a log, because a change of optimizer can move a model further than a change of tower
+does (papers' comparisons suffer from it); a recipe adds only the tower and its tokenizer.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def _config(
 ) -> TrainConfig:
     """Return a configuration with the optimizers that all protocols share.
 
-    The tables' eps is large on purpose: it damps the first steps of rows seen once or twice. Their rate
-    does not decay, the dense one falls to zero.
+    The tables' eps is large on purpose: it damps the first steps of rows seen once or twice. Their
+    rate does not decay, the dense one falls to zero.
     """
     return TrainConfig(
         spatial_warmup=0.05 if isinstance(model.tower, SpecFormerConfig) else 0.0,
