@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""DLRM on each log. A run: python -m trainer.train dlrm.demo --output DIR --data.path LOGS."""
+"""DLRM on each log.
+
+A run: python -m trainer.train dlrm.demo --output DIR --data.path LOGS.
+"""
 
 from __future__ import annotations
 
