@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""RankElastor on each log. A run: python -m trainer.train rankelastor.demo --output DIR --data.path LOGS."""
+"""RankElastor on each log.
+
+A run: python -m trainer.train rankelastor.demo --output DIR --data.path LOGS.
+"""
 
 from __future__ import annotations
 
