@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""SpecFormer on each log. A run: python -m trainer.train specformer.demo --output DIR --data.path LOGS."""
+"""SpecFormer on each log.
+
+A run: python -m trainer.train specformer.demo --output DIR --data.path LOGS.
+"""
 
 from __future__ import annotations
 
