@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""TokenFormer on each log. A run: python -m trainer.train tokenformer.demo --output DIR --data.path LOGS."""
+"""TokenFormer on each log.
+
+A run: python -m trainer.train tokenformer.demo --output DIR --data.path LOGS.
+"""
 
 from __future__ import annotations
 
