@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The whole chain on generated logs: python -m pipelines.demo [--output DIR].
 
-Generates a few days of click logs, trains four towers on them with two ranks each through torchx, and
-ends with one table and one HTML page. It is what `make demo` runs, and nothing in it is special: every
-step prints the command that it runs.
+Generates a few days of click logs, trains four towers on them with two ranks each through torchx,
+and ends with one table and one HTML page. It is what `make demo` runs, and nothing in it is
+special: every step prints the command that it runs.
 """
 
 from __future__ import annotations
@@ -66,14 +66,16 @@ def train(recipe: str, run: Path, logs: Path) -> None:
     if code or not (run / "metrics.json").is_file():
         raise RuntimeError(
             f"{recipe}: the job ended with code {code} and "
-            f"{'wrote' if (run / 'metrics.json').is_file() else 'did not write'} metrics.json; its output is above"
+            f"{'wrote' if (run / 'metrics.json').is_file() else 'did not write'} metrics.json; its "
+            "output is above"
         )
 
 
 def add_ceiling(run: Path, logs: Path) -> None:
     """Write the AUC that the true probability reaches on the run's test days into its metrics."""
     metrics = json.loads((run / "metrics.json").read_text("utf-8"))
-    first, _, last = json.loads((run / "config.json").read_text("utf-8"))["data"]["test_days"].partition(":")
+    config = json.loads((run / "config.json").read_text("utf-8"))
+    first, _, last = config["data"]["test_days"].partition(":")
     ceiling = json.loads((logs / "ceiling.json").read_text("utf-8"))
     if first == (last or first):
         metrics["ceiling_auc"] = ceiling["days"][first]["click"]["auc"]
