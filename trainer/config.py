@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The configuration of a run: one tree of frozen dataclasses, a recipe that returns it, overrides on top.
+"""The configuration of a run: frozen dataclasses, a recipe that returns them, overrides on top.
 
-A section is declared beside the class that it configures. Relations between sections are checked once,
-here. World size is not a setting: it comes from the launcher.
+A section is declared beside the class that it configures. Relations between sections are checked
+once, here. World size is not a setting: it comes from the launcher.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import tyro
 
@@ -71,8 +71,8 @@ class TrainConfig:
 
     epochs: passes over the training days. max_steps: stop after so many steps, 0 for no limit.
     evaluate_epochs: evaluate after every epoch (True) or only at the end (False).
-    spatial_warmup: share of the run's steps, from the first, in which SpecFormer attends by its spatial
-      residual alone (its paper takes 0.05); 0 for towers that have no such warm-up.
+    spatial_warmup: share of the run's steps, from the first, in which SpecFormer attends by its
+      spatial residual alone (its paper takes 0.05); 0 for towers that have no such warm-up.
     """
 
     recipe: Annotated[str, tyro.conf.Suppress]
@@ -96,11 +96,13 @@ class TrainConfig:
         """Check what the sections say of each other."""
         if self.epochs < 1 or self.max_steps < 0:
             raise ValueError(
-                f"epochs must be at least 1 and max_steps not negative, got {self.epochs} and {self.max_steps}"
+                f"epochs must be at least 1 and max_steps not negative, got {self.epochs} and "
+                f"{self.max_steps}"
             )
         if self.evaluate_epochs and self.epochs == 1:
             raise ValueError(
-                "evaluate_epochs has no effect with one epoch (the end of the run is evaluated anyway); remove it"
+                "evaluate_epochs has no effect with one epoch (the end of the run is evaluated "
+                "anyway); remove it"
             )
         tower = self.model.tower
         if not 0 <= self.spatial_warmup < 1:
@@ -109,8 +111,8 @@ class TrainConfig:
             )
         if self.spatial_warmup and not (isinstance(tower, SpecFormerConfig) and tower.gamma):
             raise ValueError(
-                f"spatial_warmup: takes effect on SpecFormer with gamma > 0 only, got {self.spatial_warmup} with "
-                f"{type(tower).__name__}; set it to 0"
+                "spatial_warmup: takes effect on SpecFormer with gamma > 0 only, got "
+                f"{self.spatial_warmup} with {type(tower).__name__}; set it to 0"
             )
         if isinstance(tower, TokenFormerConfig):
             longest = max(
@@ -118,8 +120,8 @@ class TrainConfig:
             )
             if longest > tower.max_length:
                 raise ValueError(
-                    f"model.tower.max_length: the schema keeps up to {longest} events of a history, the tower "
-                    f"{tower.max_length}; raise it to at least {longest}"
+                    f"model.tower.max_length: the schema keeps up to {longest} events of a "
+                    f"history, the tower {tower.max_length}; raise it to at least {longest}"
                 )
 
 
@@ -168,12 +170,14 @@ def recipes() -> dict[str, Callable[[], TrainConfig]]:
         for name, value in vars(module).items():
             own = callable(value) and getattr(value, "__module__", "") == module.__name__
             if own and not name.startswith("_"):
-                found[f"{info.name}.{name}"] = value
+                found[f"{info.name}.{name}"] = cast("Callable[[], TrainConfig]", value)
     return found
 
 
 def load_recipe(name: str) -> TrainConfig:
-    """Return the configuration called `name`: 'specformer.globo', or 'package.module:function' from elsewhere.
+    """Return the configuration called `name`.
+
+    name: 'specformer.globo', or 'package.module:function' from elsewhere.
 
     Raises:
         ValueError: no such recipe; the message proposes the closest name.
@@ -184,7 +188,8 @@ def load_recipe(name: str) -> TrainConfig:
             return getattr(importlib.import_module(module_name), function)()
         except (ImportError, AttributeError) as error:
             raise ValueError(
-                f"recipe {name!r}: cannot be loaded ({error}); expected package.module:function on PYTHONPATH"
+                f"recipe {name!r}: cannot be loaded ({error}); expected package.module:function on "
+                "PYTHONPATH"
             ) from error
     known = recipes()
     if name not in known:
@@ -199,7 +204,8 @@ def apply_overrides(config: TrainConfig, arguments: Sequence[str]) -> TrainConfi
     """Return `config` with overrides such as --data.path X or --dense.learning-rate 0.01 applied.
 
     Raises:
-        ValueError: an unknown setting or a value of the wrong type; the message proposes the closest setting.
+        ValueError: an unknown setting or a value of the wrong type; the message proposes the
+            closest setting.
     """
     known = setting_names(config)
     for argument in arguments:
@@ -208,7 +214,8 @@ def apply_overrides(config: TrainConfig, arguments: Sequence[str]) -> TrainConfi
             negated = re.sub(r"(^--|\.)no-", r"\1", name)
             if negated not in known:
                 raise ValueError(
-                    f"unknown setting {name}{suggest(name, known)}; `python -m trainer.train RECIPE --help` lists all"
+                    f"unknown setting {name}{suggest(name, known)}; `python -m trainer.train "
+                    "RECIPE --help` lists all"
                 )
     errors = io.StringIO()
     try:
@@ -256,7 +263,7 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
 
 
 def fingerprint(config: TrainConfig) -> str:
-    """Return a hash of what a checkpoint must agree on to be resumed: schema, model and optimizers."""
+    """Return a hash of what a resumed checkpoint must agree on: schema, model and optimizers."""
     values = to_dict(config)
     part = {key: values[key] for key in ("schema", "model", "dense", "sparse", "loader", "runtime")}
     return hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16]
@@ -268,5 +275,5 @@ def write_config(config: TrainConfig, path: Path) -> None:
 
 
 def config_from_dict(values: dict[str, Any]) -> TrainConfig:
-    """Rebuild a configuration written by `write_config` (unknown and wrongly typed keys are errors)."""
+    """Rebuild what `write_config` wrote (unknown and wrongly typed keys are errors)."""
     return from_plain(TrainConfig, values, "config")
