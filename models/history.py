@@ -5,8 +5,8 @@
 Only the attention call needs a rectangle: a `Grid` pads rows so that all contexts *end* in the same
 column, where the distance of two columns is the distance of their tokens and one window fits all.
 
-Shapes: B examples, F fields, N events, D token width, P packed rows, S grid columns, H heads, d
-head width.
+Shapes: B examples, F fields, N events, D token width, P packed rows, S grid columns, H heads,
+d head width.
 """
 
 from __future__ import annotations
@@ -166,3 +166,23 @@ class Grid(NamedTuple):
         if bidirectional_fields and self.num_fields:
             visible = visible | (self.fields()[:, None, :, None] & keys.fields()[:, None, None, :])
         return visible
+
+
+class Past(NamedTuple):
+    """What targets see of one layer: keys and values (B, H, S, d), and which are there (B, S).
+
+    present is None if all are.
+    """
+
+    key: Tensor
+    value: Tensor
+    present: Tensor | None
+
+    def tail(self, window: int | None) -> Past:
+        """Return the part that a row right after the context sees through a window of `window`."""
+        size = self.key.shape[2]
+        if window is None or size < window:
+            return self
+        first = size - (window - 1)
+        present = None if self.present is None else self.present[:, first:]
+        return Past(self.key[:, :, first:], self.value[:, :, first:], present)

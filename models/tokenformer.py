@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention import attention
-from models.history import Grid, Packed, Rows, build_context
+from models.history import Grid, Packed, Past, Rows, build_context
 from models.interaction import (
     Gate,
     InteractionBlock,
@@ -111,17 +111,6 @@ class TokenFormerConfig:
         return TokenFormer(self, num_fields, token_dim)
 
 
-class Past(NamedTuple):
-    """What targets see of one layer: keys and values (B, H, S, d), and which are there (B, S).
-
-    present is None if all are.
-    """
-
-    key: Tensor
-    value: Tensor
-    present: Tensor | None
-
-
 class Context(NamedTuple):
     """What targets read of the encoded fields and histories.
 
@@ -197,7 +186,8 @@ class TokenFormer(nn.Module):
             rotation = _of_rows(table, rows)
             keys = self._key_grid(number, packed, rows)
             key, value = map(keys.pad, block.keys_values(normed, rotation))
-            layers.append(self._seen_by_targets(number, Past(key, value, keys.present())))
+            seen = Past(key, value, keys.present())
+            layers.append(seen.tail(self.windows[number]))
             if number + 1 == config.num_layers and not user_centric:
                 break
             kept = self._kept(number, rows)
@@ -281,14 +271,6 @@ class TokenFormer(nn.Module):
         if reach is not None:
             keep = keep & (rows.from_end <= reach)
         return keep.nonzero()[:, 0]
-
-    def _seen_by_targets(self, number: int, past: Past) -> Past:
-        window = self.windows[number]
-        if window is None or past.key.shape[2] < window:
-            return past
-        first = past.key.shape[2] - (window - 1)
-        present = None if past.present is None else past.present[:, first:]
-        return Past(past.key[:, :, first:], past.value[:, :, first:], present)
 
     def _check(self, stream: Stream) -> None:
         expected, got = [self.num_fields, self.output_dim], list(stream.fields.shape[1:])

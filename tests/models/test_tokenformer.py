@@ -341,3 +341,16 @@ def test_streams_and_sizes_that_do_not_fit_are_errors() -> None:
         tower_of(num_actions=0)(stream_of([2]))
     with pytest.raises(ValueError, match="expected fields"):
         tower(stream_of([2], num_fields=4))
+
+
+def test_a_user_of_one_field_and_an_empty_request_is_scored() -> None:
+    tower = tower_of(num_fields=1)
+    stream = stream_of([0], num_fields=1, num_targets=0)
+    assert tower(stream).shape == (1, 0, DIM)
+
+
+def test_parameters_all_get_gradients_even_without_any_history() -> None:
+    tower = tower_of()
+    tower(stream_of([0, 0])).square().sum().backward()
+    for name, parameter in tower.named_parameters():
+        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
