@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Tiny logs in Parquet. Column `row` numbers the rows of a log, so that tests can say which were read."""
+"""Tiny logs in Parquet. Column `row` numbers the rows, so that tests can say which were read."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -42,7 +43,7 @@ SCHEMA = Schema(
 
 
 def records(num_rows: int, first: int = 0) -> pa.Table:
-    """Return rows `first` to `first + num_rows` of an endless log; each depends on its number alone."""
+    """Return rows from `first` on of an endless log; each depends on its number alone."""
     rows = np.arange(first, first + num_rows)
     clicks = [[f"i{(row + k) % 37}" for k in range(row % 6)] for row in rows.tolist()]
     return pa.table(
@@ -67,7 +68,7 @@ def records(num_rows: int, first: int = 0) -> pa.Table:
 
 
 def write_log(folder: Path, layout: Sequence[Sequence[int]], days: Sequence[str] = ()) -> Path:
-    """Write one file for each list of row group sizes, rows numbered on; `days` names its partition."""
+    """Write a file for each list of row group sizes, rows numbered on, in the partitions `days`."""
     first = 0
     for i, groups in enumerate(layout):
         parent = folder / f"dt={days[i]}" if days else folder
@@ -83,5 +84,10 @@ def rows_of(batches: Iterable[Batch]) -> list[int]:
     """Return the numbers of the real rows that batches hold, in order."""
     groups = [batch.groups[: batch.num_examples].numpy() for batch in batches]
     mixed = np.concatenate(groups) if groups else np.empty(0, np.int64)
-    number = {int(group): row for row, group in enumerate(mix64(np.arange(100_000)).view(np.int64))}
-    return [number[int(group)] for group in mixed]
+    return [_number()[group] for group in mixed.tolist()]
+
+
+@functools.cache
+def _number() -> dict[int, int]:
+    """Map the group of each of the first 2,000 rows to its number."""
+    return {group: row for row, group in enumerate(mix64(np.arange(2000)).view(np.int64).tolist())}
