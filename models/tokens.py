@@ -50,13 +50,14 @@ class TokenizerConfig:
         """Check the tokenizer's own fields."""
         if self.token_dim < 1 or self.num_tokens < 0 or self.dense_dim < 1:
             raise ValueError(
-                "model.tokenizer: token_dim and dense_dim must be positive and num_tokens not negative, got "
-                f"token_dim={self.token_dim}, dense_dim={self.dense_dim}, num_tokens={self.num_tokens}"
+                "model.tokenizer: token_dim and dense_dim must be positive and num_tokens not "
+                f"negative, got token_dim={self.token_dim}, dense_dim={self.dense_dim}, "
+                f"num_tokens={self.num_tokens}"
             )
 
 
 class DenseExpansion(nn.Module):
-    """Expand C numbers to vectors: x * w + b, or the column's own vector where x is missing (NaN)."""
+    """Expand C numbers to vectors: x * w + b, or the column's own vector where x is missing."""
 
     def __init__(self, num_columns: int, dense_dim: int) -> None:
         super().__init__()
@@ -104,7 +105,8 @@ class FieldProjection(nn.Module):
 class Events(nn.Module):
     """Turn the aligned sequences of one history into one D-wide vector an event.
 
-    num_actions: classes of the action on each event, whose vector is added; 0 for a history without.
+    num_actions: classes of the action on each event, whose vector is added; 0 for a history
+      without.
     """
 
     def __init__(
@@ -122,9 +124,7 @@ class Events(nn.Module):
         if self.action is not None:
             nn.init.normal_(self.action.weight, std=0.1)
 
-    def forward(
-        self, sequences: dict[str, JaggedTensor], actions: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, sequences: dict[str, JaggedTensor], actions: Tensor) -> tuple[Tensor, Tensor]:
         """Return events (N, D), oldest first in each example, and offsets (B + 1,)."""
         values = torch.cat([sequences[name].values() for name in self.names], dim=1)
         events = self.project(values)
@@ -137,7 +137,8 @@ class HistoryPooling(nn.Module):
     """Summarise a history in one token a pooling kind. An empty history gives zeros.
 
     `attention` scores every event by a scaled dot product with a query made from the item's fields
-    (with a learned query where a schema has no item), so that the summary depends on what is ranked.
+    (with a learned query where a schema has no item), so that the summary depends on what is
+    ranked.
     """
 
     def __init__(self, config: TokenizerConfig, query_dim: int) -> None:
@@ -186,8 +187,9 @@ class FieldTokenizer(nn.Module):
         if config.num_tokens:
             if config.num_tokens > sum(widths):
                 raise ValueError(
-                    f"model.tokenizer.num_tokens: {config.num_tokens} slices need as many columns, the fields' "
-                    f"embeddings have {sum(widths)}; lower num_tokens or widen the tables"
+                    f"model.tokenizer.num_tokens: {config.num_tokens} slices need as many columns, "
+                    f"the fields' embeddings have {sum(widths)}; lower num_tokens or widen the "
+                    "tables"
                 )
             self.padding = -sum(widths) % config.num_tokens
             widths = [(sum(widths) + self.padding) // config.num_tokens] * config.num_tokens
@@ -226,7 +228,7 @@ class FieldTokenizer(nn.Module):
 
 
 class StreamTokenizer(nn.Module):
-    """Make TokenFormer's stream: context fields, one history's events, the item as one target token.
+    """Make TokenFormer's stream: context fields, one history's events, the item as one target.
 
     Attributes: num_fields (F), token_dim (D), token_names (the fields' names).
     """
@@ -235,8 +237,8 @@ class StreamTokenizer(nn.Module):
         super().__init__()
         if len(schema.histories) > 1:
             raise ValueError(
-                f"model.tower: a stream holds one history, the schema has {sorted(schema.histories)}; keep "
-                "one, or rank with a tower that reads fields"
+                "model.tower: a stream holds one history, the schema has "
+                f"{sorted(schema.histories)}; keep one, or rank with a tower that reads fields"
             )
         names, widths, item_columns = _fields(schema, config, item=False)
         self.token_dim = config.token_dim
@@ -313,7 +315,7 @@ def _fields(
     widths += [config.dense_dim] * len(schema.dense)
     if not widths:
         raise ValueError(
-            "schema: a stream needs at least one context field (a sparse feature with side 'context', or a "
-            "dense column), got none"
+            "schema: a stream needs at least one context field (a sparse feature with side "
+            "'context', or a dense column), got none"
         )
     return names, widths, item_columns
