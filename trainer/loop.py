@@ -75,7 +75,7 @@ class Trainer:
         self.telemetry.start(self.step, self.rows)
 
     def fit(self) -> dict[str, Any]:
-        """Train to the end, evaluate, and write metrics.json; return the metrics (the same on all ranks)."""
+        """Train to the end, evaluate, write metrics.json; return the metrics, same on all ranks."""
         config = self.config
         with self.telemetry:
             if self.step:
@@ -120,7 +120,8 @@ class Trainer:
         result = self.pipeline.last_step
         assert result is not None
         self.step += 1
-        # Padding is at most a few rows at an epoch's end; telemetry counts whole batches of all ranks.
+        # Padding is at most a few rows at an epoch's end; telemetry counts whole batches of all
+        # ranks.
         rows = predictions.labels.shape[0] * self.runtime.world_size
         self.rows += rows
         self.telemetry.update(
@@ -224,7 +225,7 @@ def build_parallel(config: TrainConfig, runtime: Runtime) -> Parallel:
 
 
 def run(config: TrainConfig, output: Path) -> int:
-    """Train `config` in this process and return the exit code; errors go to stderr with the rank."""
+    """Train `config` in this process; return the exit code. Errors go to stderr with the rank."""
     rank = ""
     try:
         runtime = start(config.runtime)
