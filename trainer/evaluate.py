@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Evaluate a checkpoint: python -m trainer.evaluate CHECKPOINT --data PATH [--days A:B].
 
-CHECKPOINT is a folder step-N, or a run's folder (its newest checkpoint). Metrics go to standard output
-as JSON, everything else to standard error. Runs alone or under torchrun, at any world size.
+CHECKPOINT is a folder step-N, or a run's folder (its newest checkpoint). Metrics go to standard
+output as JSON, everything else to standard error. Runs alone or under torchrun, at any world size.
 
 Exit codes: as trainer.train.
 """
@@ -39,7 +39,8 @@ def evaluate(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Predict every row of `loader` once and return metrics over all ranks, and effective ranks.
 
-    The effective ranks are those of rank 0's first rows (at most 256); other ranks return an empty list.
+    The effective ranks are those of rank 0's first rows (at most 256); other ranks return an empty
+    list.
     """
     metrics = Metrics([label.name for label in config.schema.labels])
     parallel = pipeline.parallel
@@ -118,8 +119,9 @@ def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> d
     )
     loader = open_loader(config, runtime, train=False)
     parallel = build_parallel(config, runtime)
-    checkpoint.load({"model": (model := parallel.module.state_dict())}, path)
-    parallel.module.load_state_dict(model)
+    tensors: dict[str, Any] = {"model": parallel.module.state_dict()}
+    checkpoint.load(tensors, path)
+    parallel.module.load_state_dict(tensors["model"])
     optimizer = config.dense.build(parallel.dense_parameters)
     precision = config.precision.build(parallel.model, optimizer, runtime.group)
     pipeline = Pipeline(parallel, optimizer, precision, runtime.device)
