@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tokens: batched projections equal the loop over fields; histories pool right; empty ones are zeros."""
+"""Tokens: batched projections equal the loop over fields; histories pool right, empty to zeros."""
 
 import pytest
 import torch
@@ -41,9 +41,7 @@ def embeddings(lengths: list[int]) -> Embeddings:
     rows = JaggedTensor(
         values=torch.randn(sum(lengths), 4, generator=generator), lengths=torch.tensor(lengths)
     )
-    return Embeddings(
-        torch.randn(len(lengths), 12, generator=generator), {"hist_item": rows}
-    )
+    return Embeddings(torch.randn(len(lengths), 12, generator=generator), {"hist_item": rows})
 
 
 def test_one_batched_product_equals_a_projection_per_field():
@@ -99,9 +97,7 @@ def test_an_empty_history_gives_zeros_and_finite_gradients():
     tokens = tokenizer(embeddings([0, 0]), torch.zeros(2, 1), torch.zeros(0, dtype=torch.int64))
     assert torch.equal(tokens[:, 3:], torch.zeros(2, 3, 6))
     tokens.sum().backward()
-    assert all(
-        torch.isfinite(p.grad).all() for p in tokenizer.parameters() if p.grad is not None
-    )
+    assert all(torch.isfinite(p.grad).all() for p in tokenizer.parameters() if p.grad is not None)
 
 
 def test_slices_cut_all_embeddings_into_equal_tokens():
@@ -132,7 +128,9 @@ def test_a_stream_without_item_or_history_has_a_learned_target_and_no_events():
         history_actions={},
     )
     tokenizer = StreamTokenizer(flat, TokenizerConfig(token_dim=6))
-    stream = tokenizer(Embeddings(torch.randn(2, 8), {}), torch.zeros(2, 1), torch.zeros(0, dtype=torch.int64))
+    stream = tokenizer(
+        Embeddings(torch.randn(2, 8), {}), torch.zeros(2, 1), torch.zeros(0, dtype=torch.int64)
+    )
     assert stream.events.shape == (0, 6)
     assert stream.offsets.tolist() == [0, 0, 0]
     assert stream.actions is None
