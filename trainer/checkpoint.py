@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Sharded checkpoints that are complete or absent.
 
-Every rank writes its shards through `torch.distributed.checkpoint` into a temporary folder; when all
-are on disk, rank 0 adds `manifest.json` and renames the folder to `step-N`. A crash at any moment
-leaves either a complete `step-N` or a temporary folder that nothing reads.
+Every rank writes its shards through `torch.distributed.checkpoint` into a temporary folder; when
+all are on disk, rank 0 adds `manifest.json` and renames the folder to `step-N`. A crash at any
+moment leaves either a complete `step-N` or a temporary folder that nothing reads.
 
-Only tensors go through torch.distributed.checkpoint; everything else is JSON in the manifest, so that
-loading never unpickles values. The one pickle that the format has, its index, is read by an unpickler
-that knows the index's own classes and nothing else.
+Only tensors go through torch.distributed.checkpoint; everything else is JSON in the manifest, so
+that loading never unpickles values. The one pickle that the format has, its index, is read by an
+unpickler that knows the index's own classes and nothing else.
 """
 
 from __future__ import annotations
@@ -20,27 +20,16 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, Metadata
+from torch.distributed.checkpoint import filesystem, metadata, state_dict_loader, state_dict_saver
 
 MANIFEST = "manifest.json"
 _STEP = re.compile(r"step-(\d+)")
-_INDEX_CLASSES = re.compile(
-    r"torch\.distributed\.checkpoint\.(metadata|filesystem)|torch\.distributed\._shard\.\w+(\.\w+)*"
-    r"|torch\.distributed\.remote_device|torch\.serialization|torch\._C|torch"
-)
-_INDEX_BUILTINS = {
-    ("collections", "OrderedDict"),
-    ("builtins", "getattr"),
-    ("builtins", "set"),
-    ("pathlib", "PosixPath"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +55,8 @@ class CheckpointConfig:
 def save(tensors: Mapping[str, Any], directory: Path, step: int, manifest: dict[str, Any]) -> Path:
     """Write a checkpoint of `step` on all ranks and return its folder, which exists once complete.
 
-    tensors: nested mappings of tensors and sharded tensors; a rank adds its own under keys that name it.
+    tensors: nested mappings of tensors and sharded tensors; a rank adds its own under keys that
+      name it.
     manifest: JSON data written by rank 0 beside the shards.
     """
     target, temporary = directory / f"step-{step}", directory / f".step-{step}.incomplete"
@@ -74,7 +64,8 @@ def save(tensors: Mapping[str, Any], directory: Path, step: int, manifest: dict[
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
     _barrier()
-    dcp.save(dict(tensors), storage_writer=FileSystemWriter(temporary, sync_files=True))
+    writer = filesystem.FileSystemWriter(temporary, sync_files=True)
+    state_dict_saver.save(dict(tensors), storage_writer=writer)
     if _rank() == 0:
         content = {**manifest, "step": step, "world_size": _world_size(), "versions": _versions()}
         with open(temporary / MANIFEST, "w", encoding="utf-8") as file:
@@ -143,10 +134,10 @@ def load(tensors: Mapping[str, Any], path: Path) -> None:
     missing = sorted(set(_names(tensors)) - set(held))
     if missing:
         raise ValueError(
-            f"{path}: lacks {len(missing)} of the tensors asked for, the first is {missing[0]!r}; the checkpoint "
-            "is of another model or plan (compare its config.json)"
+            f"{path}: lacks {len(missing)} of the tensors asked for, the first is {missing[0]!r}; "
+            "the checkpoint is of another model or plan (compare its config.json)"
         )
-    dcp.load(dict(tensors), storage_reader=_Reader(path))
+    state_dict_loader.load(dict(tensors), storage_reader=_Reader(path))
 
 
 def tensor_names(path: Path) -> set[str]:
@@ -168,7 +159,8 @@ def optimizer_tensors(
         if not state:
             if not isinstance(optimizer, torch.optim.AdamW | torch.optim.Adam):
                 raise RuntimeError(
-                    f"checkpoint: expected Adam or AdamW as the dense optimizer, got {type(optimizer).__name__}"
+                    "checkpoint: expected Adam or AdamW as the dense optimizer, got "
+                    f"{type(optimizer).__name__}"
                 )
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["exp_avg"] = torch.zeros_like(parameter)
@@ -177,35 +169,69 @@ def optimizer_tensors(
     return found
 
 
+def _memory_format(enum: Any, name: str) -> Any:
+    """Return a member of the one enum in an index; in place of getattr, which reaches anything."""
+    if enum is not metadata._MEM_FORMAT_ENCODING or name not in enum.__members__:
+        raise ValueError(f"the index reads attribute {name!r} of {enum!r}, which no index does")
+    return enum[name]
+
+
+# Everything an index names, except the dtypes and layouts of torch.
+_INDEX_OBJECTS: dict[tuple[str, str], Any] = {
+    ("pathlib", "PosixPath"): PosixPath,
+    ("pathlib._local", "PosixPath"): PosixPath,  # Python 3.13
+    ("builtins", "getattr"): _memory_format,  # enums up to Python 3.11.3
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    (filesystem.__name__, "_StorageInfo"): filesystem._StorageInfo,
+    **{
+        (metadata.__name__, kind.__name__): kind
+        for kind in (
+            metadata.BytesStorageMetadata,
+            metadata.ChunkStorageMetadata,
+            metadata.Metadata,
+            metadata.MetadataIndex,
+            metadata.StorageMeta,
+            metadata.TensorProperties,
+            metadata.TensorStorageMetadata,
+            metadata._MEM_FORMAT_ENCODING,
+        )
+    },
+}
+
+
 class _IndexUnpickler(pickle.Unpickler):
-    """Reads a checkpoint's index; refuses every class that an index does not hold."""
+    """Reads a checkpoint's index; refuses every name that an index does not hold."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        if (module_name, global_name) in _INDEX_BUILTINS or _INDEX_CLASSES.fullmatch(module_name):
-            return super().find_class(module_name, global_name)
+        if (module_name, global_name) in _INDEX_OBJECTS:
+            return _INDEX_OBJECTS[module_name, global_name]
+        value = getattr(torch, global_name, None) if module_name == "torch" else None
+        if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+            return value
         raise ValueError(
             f"the index names {module_name}.{global_name}, which no checkpoint index holds"
         )
 
 
-class _Reader(FileSystemReader):
+class _Reader(filesystem.FileSystemReader):
     """FileSystemReader whose index is read by `_IndexUnpickler`."""
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
         path = Path(self.path) / ".metadata"
         try:
             with open(path, "rb") as file:
-                metadata = _IndexUnpickler(file).load()
+                index = _IndexUnpickler(file).load()
         except FileNotFoundError:
             raise ValueError(
                 f"{self.path}: not a checkpoint, its index .metadata is missing"
             ) from None
         except (pickle.UnpicklingError, EOFError, ValueError, AttributeError) as error:
             raise ValueError(f"{path}: damaged ({error}); use an older checkpoint") from error
-        if metadata.storage_meta is None:
-            metadata.storage_meta = dcp.metadata.StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
+        if index.storage_meta is None:
+            index.storage_meta = metadata.StorageMeta()
+        index.storage_meta.load_id = self.load_id
+        return index
 
 
 def _names(tensors: Mapping[str, Any], prefix: str = "") -> list[str]:
