@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: MIT
 """Checkpoints are complete or absent, and never run code on the way back."""
 
+import io
 import json
 import pickle
+import re
+from pathlib import PosixPath
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from trainer import checkpoint
 from trainer.checkpoint import CheckpointConfig
@@ -71,7 +77,7 @@ def test_a_tensor_that_the_checkpoint_lacks_is_named(tmp_path):
 
 def test_a_folder_that_is_no_checkpoint_is_refused_with_the_near_one(tmp_path):
     checkpoint.save(tensors(), tmp_path / "checkpoints", 3, {})
-    with pytest.raises(ValueError, match="did you mean .*step-3"):
+    with pytest.raises(ValueError, match=r"did you mean .*step-3"):
         checkpoint.read_manifest(tmp_path)
     path = tmp_path / "checkpoints" / "step-3" / "manifest.json"
     path.write_text("{")
@@ -79,17 +85,64 @@ def test_a_folder_that_is_no_checkpoint_is_refused_with_the_near_one(tmp_path):
         checkpoint.read_manifest(path.parent)
 
 
-class Attack:
-    def __reduce__(self):
-        return (print, ("executed",))
-
-
-def test_an_index_that_names_foreign_classes_is_not_executed(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("builtins", "print"),
+        ("torch", "load"),
+        ("torch", "hub.load"),
+        ("torch", "Tensor"),
+        ("torch.hub", "load"),
+        ("torch.serialization", "load"),
+        ("torch._C", "_from_dlpack"),
+        (filesystem.__name__, "os.system"),
+    ],
+)
+def test_an_index_that_names_anything_foreign_is_not_executed(tmp_path, capfd, module, name):
     path = checkpoint.save(tensors(), tmp_path, 1, {})
-    (path / ".metadata").write_bytes(pickle.dumps(Attack()))
-    with pytest.raises(ValueError, match=r"names builtins\.print"):
+    words = [
+        pickle.SHORT_BINUNICODE + bytes([len(word)]) + word.encode() for word in (module, name)
+    ]
+    call = b"".join(words) + pickle.STACK_GLOBAL + pickle.MARK + b"Vecho executed\ntR."
+    (path / ".metadata").write_bytes(pickle.PROTO + b"\x04" + call)
+    with pytest.raises(ValueError, match=f"names {re.escape(f'{module}.{name}')}, which no"):
         checkpoint.load(tensors(), path)
-    assert "executed" not in capsys.readouterr().out
+    assert "executed" not in capfd.readouterr().out
+
+
+class Reads:
+    """Pickled as getattr(owner, name)."""
+
+    def __init__(self, owner, name):
+        self.words = owner, name
+
+    def __reduce__(self):
+        return getattr, self.words
+
+
+def test_an_index_reads_no_attribute_but_a_memory_format(tmp_path):
+    # Python 3.11.0 to 3.11.3 pickles a member of an enum so.
+    encoding = metadata._MEM_FORMAT_ENCODING
+    for member in encoding:
+        text = pickle.dumps(Reads(encoding, member.name))
+        assert checkpoint._IndexUnpickler(io.BytesIO(text)).load() is member
+    path = checkpoint.save(tensors(), tmp_path, 1, {})
+    for owner, name in ((PosixPath, "unlink"), (encoding, "mro")):
+        (path / ".metadata").write_bytes(pickle.dumps(Reads(owner, name)))
+        with pytest.raises(ValueError, match=f"reads attribute '{name}'"):
+            checkpoint.load(tensors(), path)
+
+
+def test_every_dtype_and_a_sharded_tensor_come_back(tmp_path):
+    mesh = init_device_mesh("cpu", (1,))
+    dtypes = (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
+    state = {str(dtype): torch.ones(2, dtype=dtype) for dtype in dtypes}
+    state["sharded"] = distribute_tensor(torch.arange(8.0).view(4, 2), mesh, [Shard(0)])
+    state["scalar"] = torch.tensor(3.0)
+    path = checkpoint.save(state, tmp_path, 1, {})
+    loaded = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    checkpoint.load(loaded, path)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
 
 
 def test_an_adam_state_exists_before_the_first_step():
