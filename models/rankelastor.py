@@ -85,7 +85,8 @@ class RankElastorConfig:
         if self.mixing_init == "commutation" and token_dim % (num_tokens * self.mixing_block):
             raise ValueError(
                 "rankelastor: mixing_init='commutation' needs num_tokens * mixing_block to divide "
-                f"the token width, got {num_tokens} * {self.mixing_block} and {token_dim}; use 'xavier'"
+                f"the token width, got {num_tokens} * {self.mixing_block} and {token_dim}; use "
+                "mixing_init='xavier'"
             )
         return RankElastor(self, num_tokens, token_dim)
 
