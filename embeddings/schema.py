@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The one declaration of what a log holds: tables, sparse and dense features, labels.
 
-Everything downstream (ingestion, batches, tables, tokens, heads) is derived from a `Schema`; nothing
-else names a column. A schema is written in Python or read from YAML, where unknown keys are errors
-that give their path, because a misspelt key that is silently ignored trains the wrong model.
+Everything downstream (ingestion, batches, tables, tokens, heads) is derived from a `Schema`;
+nothing else names a column. A schema is written in Python or read from YAML, where unknown keys are
+errors that give their path, because a misspelt key that is silently ignored trains the wrong model.
 
 Row 0 of every table is the shared row of missing ids (null, empty or out of vocabulary); ids occupy
 rows 1 to E - 1 of a table of E rows.
@@ -12,14 +12,13 @@ rows 1 to E - 1 of a table of E rows.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
-import types
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from embeddings.plain import from_plain, suggest
 
 Transform = Literal["hash", "identity", "log_square", "hour_of_day", "hour_of_week", "length"]
 DenseTransform = Literal["none", "log1p"]
@@ -41,13 +40,14 @@ class Table:
         """Check the table's own fields."""
         if self.num_embeddings < 2:
             raise ValueError(
-                f"table {self.name!r}: num_embeddings must be at least 2 (row 0 is the shared row of "
-                f"missing ids), got {self.num_embeddings}"
+                f"table {self.name!r}: num_embeddings must be at least 2 (row 0 is the shared row "
+                f"of missing ids), got {self.num_embeddings}"
             )
         if self.embedding_dim < 4 or self.embedding_dim % 4:
             raise ValueError(
                 f"table {self.name!r}: embedding_dim must be a positive multiple of 4 (the lookup "
-                f"kernels' alignment), got {self.embedding_dim}; use {max(4, -(-self.embedding_dim // 4) * 4)}"
+                f"kernels' alignment), got {self.embedding_dim}; use "
+                f"{max(4, -(-self.embedding_dim // 4) * 4)}"
             )
 
 
@@ -58,14 +58,15 @@ class SparseFeature:
     kind: `id`, one id a row; `bag`, a list of ids pooled into one vector; `sequence`, a list of ids
     (oldest first) kept as one vector each, of which the newest `max_length` are used.
     transform: how a value becomes a table row.
-      `hash` mixes an integer's 64 bits (strings: XXH64 of their UTF-8 bytes) and takes the remainder;
-      `identity` uses the integer v as row v + 1; `log_square` buckets a number at floor(ln(x)^2) for
-      x > 2 and at int(x) below, as Criteo's counts are by the FuxiCTR preprocessing; `hour_of_day` and
-      `hour_of_week` read a timestamp (milliseconds since the epoch, UTC); `length` is the number of
-      entries of a list column.
-    position: for kind `id` on a list column, which entry: -1 the newest, -2 the one before; missing if
-      the list is shorter. 0 for a column that is no list.
-    out_of_range: what an `identity` value outside [0, E - 2] does: `error`, or `oov` (row 0, counted).
+      `hash` mixes an integer's 64 bits (strings: XXH64 of their UTF-8 bytes) and takes the
+      remainder; `identity` uses the integer v as row v + 1; `log_square` buckets a number at
+      floor(ln(x)^2) for x > 2 and at int(x) below, as Criteo's counts are by the FuxiCTR
+      preprocessing; `hour_of_day` and `hour_of_week` read a timestamp (milliseconds since the
+      epoch, UTC); `length` is the number of entries of a list column.
+    position: for kind `id` on a list column, which entry: -1 the newest, -2 the one before; missing
+      if the list is shorter. 0 for a column that is no list.
+    out_of_range: what an `identity` value outside [0, E - 2] does: `error`, or `oov` (row 0,
+      counted).
     side: `item` if the feature describes what is ranked, else `context`.
     history: sequences with the same name are aligned position by position and form one event each.
     """
@@ -86,36 +87,43 @@ class SparseFeature:
         """Fill the column's name and check the feature's own fields."""
         if not self.column:
             object.__setattr__(self, "column", self.name)
-        if self.position > 0 or (self.position and (self.kind != "id" or self.transform == "length")):
+        if self.position > 0 or (
+            self.position and (self.kind != "id" or self.transform == "length")
+        ):
             raise ValueError(
-                f"sparse feature {self.name!r}: position counts from the newest entry (-1, -2, ...) and goes with "
-                f"kind 'id' and a transform of the entry, got position {self.position}, kind {self.kind!r}, "
-                f"transform {self.transform!r}"
+                f"sparse feature {self.name!r}: position counts from the newest entry (-1, -2, "
+                "...) and goes with kind 'id' and a transform of the entry, got position "
+                f"{self.position}, kind {self.kind!r}, transform {self.transform!r}"
             )
         if self.transform == "length" and self.kind != "id":
             raise ValueError(
-                f"sparse feature {self.name!r}: transform 'length' gives one number a row and needs kind 'id', got "
-                f"{self.kind!r}"
+                f"sparse feature {self.name!r}: transform 'length' gives one number a row and "
+                f"needs kind 'id', got {self.kind!r}"
             )
         if self.kind == "id" and self.max_length:
             raise ValueError(
-                f"sparse feature {self.name!r}: max_length has no effect on kind 'id'; remove it, or "
-                "set kind to 'bag' or 'sequence'"
+                f"sparse feature {self.name!r}: max_length has no effect on kind 'id'; remove it, "
+                "or set kind to 'bag' or 'sequence'"
             )
         if self.kind != "id" and self.max_length < 1:
             raise ValueError(
-                f"sparse feature {self.name!r}: kind {self.kind!r} needs max_length >= 1, got {self.max_length}"
+                f"sparse feature {self.name!r}: kind {self.kind!r} needs max_length >= 1, got "
+                f"{self.max_length}"
             )
         if (self.kind == "sequence") != bool(self.history):
             raise ValueError(
-                f"sparse feature {self.name!r}: kind 'sequence' and history go together (history names the "
-                f"event list the sequence belongs to), got kind {self.kind!r} and history {self.history!r}"
+                f"sparse feature {self.name!r}: kind 'sequence' and history go together (history "
+                f"names the event list the sequence belongs to), got kind {self.kind!r} and "
+                f"history {self.history!r}"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseFeature:
-    """A number of one column. `log1p` takes sign(x) * ln(1 + |x|). A null stays NaN: a model sees it as missing."""
+    """A number of one column. `log1p` takes sign(x) * ln(1 + |x|).
+
+    A null stays NaN: a model sees it as missing.
+    """
 
     name: str
     column: str = ""
@@ -129,7 +137,10 @@ class DenseFeature:
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """A binary target, one task. A null label has weight 0. `weight` names a column of row weights."""
+    """A binary target, one task. A null label has weight 0.
+
+    `weight` names a column of row weights.
+    """
 
     name: str
     column: str = ""
@@ -147,8 +158,8 @@ class Schema:
 
     user: the column by which GAUC groups rows, or empty.
     timestamp: the column that gives a row's time (milliseconds since the epoch, UTC), or empty.
-    history_actions: per history, the list column of past actions aligned with it: bit k of a value is
-      set when the user did the k-th label's action.
+    history_actions: per history, the list column of past actions aligned with it: bit k of a value
+      is set when the user did the k-th label's action.
     """
 
     tables: tuple[Table, ...]
@@ -168,7 +179,9 @@ class Schema:
         ):
             repeated = sorted({name for name in names if names.count(name) > 1})
             if repeated:
-                raise ValueError(f"schema: {what} names must be unique, these are repeated: {repeated}")
+                raise ValueError(
+                    f"schema: {what} names must be unique, these are repeated: {repeated}"
+                )
         if not self.labels:
             raise ValueError("schema: at least one label is needed, got none")
         if not self.sparse:
@@ -177,17 +190,19 @@ class Schema:
         for feature in self.sparse:
             if feature.table not in tables:
                 raise ValueError(
-                    f"schema: sparse feature {feature.name!r} names table {feature.table!r}, which does not "
-                    f"exist{suggest(feature.table, tables)}; tables: {sorted(tables)}"
+                    f"schema: sparse feature {feature.name!r} names table {feature.table!r}, which "
+                    f"does not exist{suggest(feature.table, tables)}; tables: {sorted(tables)}"
                 )
         unused = tables - {feature.table for feature in self.sparse}
         if unused:
-            raise ValueError(f"schema: no feature uses the tables {sorted(unused)}; remove them or use them")
+            raise ValueError(
+                f"schema: no feature uses the tables {sorted(unused)}; remove them or use them"
+            )
         for history in self.history_actions:
             if history not in self.histories:
                 raise ValueError(
-                    f"schema: history_actions names {history!r}, which no sequence feature belongs to"
-                    f"{suggest(history, self.histories)}; histories: {list(self.histories)}"
+                    f"schema: history_actions names {history!r}, which no sequence feature belongs "
+                    f"to{suggest(history, self.histories)}; histories: {list(self.histories)}"
                 )
 
     @property
@@ -218,14 +233,8 @@ class Schema:
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     def fingerprint(self) -> str:
-        """Return a hash that changes when anything that changes the meaning of a trained table changes."""
+        """Return a hash that changes with anything that changes the meaning of a trained table."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
-
-
-def suggest(name: str, known: typing.Iterable[str]) -> str:
-    """Return ', did you mean X?' for the closest of `known`, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def schema_from_dict(values: dict[str, Any], source: str = "schema") -> Schema:
@@ -250,68 +259,3 @@ def load_schema(path: str | Path) -> Schema:
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: not valid YAML: {error}") from error
     return from_plain(Schema, values, str(path))
-
-
-def from_plain(kind: Any, value: Any, path: str) -> Any:
-    """Convert plain dicts, lists and scalars to the annotated type `kind`.
-
-    A union of dataclasses is told apart by the key `type`, which holds the class's name. `path` names
-    the place in error messages.
-
-    Raises:
-        ValueError: unknown or missing key, or wrong type, with the key's path.
-    """
-    origin = typing.get_origin(kind)
-    if origin in (types.UnionType, typing.Union):
-        return _from_union(typing.get_args(kind), value, path)
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise ValueError(f"{path}: expected a mapping, got {type(value).__name__}")
-        hints = typing.get_type_hints(kind)
-        fields = {field.name: field for field in dataclasses.fields(kind)}
-        for key in value:
-            if key not in fields:
-                raise ValueError(f"{path}.{key}: unknown key{suggest(str(key), fields)}; known: {list(fields)}")
-        for name, field in fields.items():
-            required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-            if required and name not in value:
-                raise ValueError(f"{path}.{name}: missing key")
-        built = {key: from_plain(hints[key], item, f"{path}.{key}") for key, item in value.items()}
-        try:
-            return kind(**built)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"{path}: expected a list, got {type(value).__name__}")
-        return tuple(from_plain(typing.get_args(kind)[0], item, f"{path}[{i}]") for i, item in enumerate(value))
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise ValueError(f"{path}: expected a mapping, got {type(value).__name__}")
-        return {str(key): from_plain(typing.get_args(kind)[1], item, f"{path}.{key}") for key, item in value.items()}
-    if origin is Literal:
-        if value not in typing.get_args(kind):
-            raise ValueError(
-                f"{path}: expected one of {list(typing.get_args(kind))}, got {value!r}"
-                f"{suggest(str(value), typing.get_args(kind))}"
-            )
-        return value
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-        raise ValueError(f"{path}: expected {kind.__name__}, got {value!r} ({type(value).__name__})")
-    return value
-
-
-def _from_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
-    """Convert `value` to the member of a union that its key `type` names, or to the one scalar member."""
-    if value is None and type(None) in kinds:
-        return None
-    named = {kind.__name__: kind for kind in kinds if dataclasses.is_dataclass(kind)}
-    if not named:
-        scalars = [kind for kind in kinds if kind is not type(None)]
-        return from_plain(scalars[0], value, path) if len(scalars) == 1 else value
-    name = value.get("type") if isinstance(value, dict) else None
-    if name not in named:
-        raise ValueError(f"{path}.type: expected one of {sorted(named)}, got {name!r}{suggest(str(name), named)}")
-    return from_plain(named[name], {key: item for key, item in value.items() if key != "type"}, path)

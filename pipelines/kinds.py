@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from embeddings.schema import suggest
+from embeddings.plain import suggest
 from pipelines.casting import Rule, kind_of_column, split_text
 from pipelines.parsing import looks_like
 from pipelines.partition import read_manifests

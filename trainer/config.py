@@ -24,7 +24,8 @@ import tyro
 
 import trainer.recipes
 from embeddings.optimizer import SparseOptimizerConfig
-from embeddings.schema import Schema, from_plain, load_schema, suggest
+from embeddings.plain import from_plain, suggest
+from embeddings.schema import Schema, load_schema
 from models.ranking import ModelConfig
 from models.specformer import SpecFormerConfig
 from models.tokenformer import TokenFormerConfig

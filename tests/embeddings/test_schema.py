@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from embeddings.plain import suggest
 from embeddings.schema import (
     DenseFeature,
     Label,
@@ -18,7 +19,6 @@ from embeddings.schema import (
     Table,
     load_schema,
     schema_from_dict,
-    suggest,
 )
 
 ITEM = Table(name="item", num_embeddings=100, embedding_dim=8)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from embeddings.schema import Schema, suggest
+from embeddings.plain import suggest
+from embeddings.schema import Schema
 from trainer.data.hashing import hash_strings, is_text
 
 _TRANSFORM_KINDS = {
