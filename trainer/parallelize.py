@@ -46,8 +46,8 @@ class ParallelConfig:
 
     sharding: what the planner may do with the tables.
     bucket_megabytes: dense gradients that are averaged over ranks in one collective.
-    find_unused_parameters: whether dense weights may go unused in some steps (a warm-up that
-      switches parts of a tower off does that); costs a walk over the graph in every step.
+    find_unused_parameters: whether dense weights may go without a gradient in some steps; costs a
+      walk over the graph in every step.
     """
 
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
@@ -69,7 +69,7 @@ class Parallel:
     module: call it like the model. model: the same without wrappers, its tables sharded.
     dense_parameters: by name, equal on all ranks, not yet in any optimizer.
     fused_optimizer: of the tables, for state dicts and learning rates; it updates in backward.
-    plan: where the tables are.
+    plan: where the tables are. config: how the model was distributed.
     """
 
     module: DistributedModelParallel
@@ -77,6 +77,7 @@ class Parallel:
     dense_parameters: dict[str, nn.Parameter]
     fused_optimizer: CombinedOptimizer
     plan: ShardingPlan
+    config: ParallelConfig
 
     @property
     def sharded_modules(self) -> list[ShardedModule[Any, Any, Any, Any]]:
@@ -124,7 +125,7 @@ def parallelize(
         sharders=sharders(),
         data_parallel_wrapper=DefaultDataParallelWrapper(
             bucket_cap_mb=config.bucket_megabytes,
-            # A static graph would forbid a tower that changes its form after warm-up.
+            # A static graph would forbid a tower that changes its form after a warm-up.
             static_graph=False,
             find_unused_parameters=config.find_unused_parameters,
         ),
@@ -143,6 +144,7 @@ def parallelize(
         dense_parameters=cast(dict[str, nn.Parameter], dense),
         fused_optimizer=cast(CombinedOptimizer, module.fused_optimizer),
         plan=plan,
+        config=config,
     )
 
 
@@ -190,7 +192,7 @@ class Pipeline(TrainPipelineSparseDist[Batch, Any]):
 
         Raises:
             StopIteration: no batch is left.
-            RuntimeError: a module of tables is not pipelined.
+            RuntimeError: a module of tables is not pipelined, or a dense weight is not used.
         """
         return super().progress(dataloader_iter)
 
@@ -203,6 +205,14 @@ class Pipeline(TrainPipelineSparseDist[Batch, Any]):
     def _backward(self, losses: Tensor) -> None:
         assert self._weight_sum is not None
         self.precision.backward(losses, self._weight_sum)
+        if self.last_step is None and not self.parallel.config.find_unused_parameters:
+            dense = self.parallel.dense_parameters.items()
+            unused = [name for name, p in dense if p.requires_grad and p.grad is None]
+            if unused:
+                raise RuntimeError(
+                    f"parallel: expected a gradient of every dense weight, got none of {unused}; "
+                    "remove them, freeze them, or set parallel.find_unused_parameters"
+                )
 
     def _optimizer_step(self) -> None:
         self.last_step = self.precision.apply()

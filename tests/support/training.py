@@ -66,7 +66,7 @@ class Session:
         self.runtime, self.recipe = runtime, recipe
         self.parallel: Parallel = parallelize(
             TinyRanker(torch.device("meta")),
-            ParallelConfig(sharding=recipe.sharding),
+            ParallelConfig(sharding=recipe.sharding, find_unused_parameters=True),
             recipe.sparse,
             runtime,
             batch_size=16,

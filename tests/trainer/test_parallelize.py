@@ -146,6 +146,26 @@ def test_a_model_that_touches_ids_before_the_tables_is_refused(processes: Proces
     assert "expected all 3 modules of tables" in message
 
 
+def _pipeline_with_unused_weights(runtime: Runtime) -> str:
+    recipe = Recipe()
+    parallel = parallelize(
+        TinyRanker(torch.device("meta")), ParallelConfig(), recipe.sparse, runtime
+    )
+    optimizer = recipe.dense.build(parallel.dense_parameters)
+    precision = recipe.precision.build(parallel.model, optimizer, runtime.group)
+    try:
+        pipeline = Pipeline(parallel, optimizer, precision, runtime.device)
+        pipeline.progress(iter([make_batch(4, 0)]))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_dense_weights_without_a_gradient_are_named_on_every_rank(processes: Processes) -> None:
+    for message in processes.run(_pipeline_with_unused_weights):
+        assert "got none of ['rest.unused.weight', 'rest.unused.bias']" in message
+
+
 def _parallelize_without_layer(runtime: Runtime) -> str:
     model = nn.Module()
     model.embeddings = nn.Linear(2, 2)
