@@ -210,13 +210,16 @@ def last_line(text: str) -> str:
 
 
 def report(findings: list[Finding]) -> str:
-    """Lay findings out as a table; a way out follows its line."""
+    """Lay findings out as a table; a way out follows its line, once: one fault fells many probes."""
     width = max(len(finding.name) for finding in findings)
-    lines = []
+    lines: list[str] = []
+    told: set[str] = set()
     for finding in findings:
         lines.append(f"{finding.state:<4}  {finding.name:<{width}}  {finding.detail}")
         if finding.remedy:
-            lines.append(f"{'':<{width + 6}}  -> {finding.remedy}")
+            remedy = "as above" if finding.remedy in told else finding.remedy
+            lines.append(f"{'':<{width + 6}}  -> {remedy}")
+            told.add(finding.remedy)
     failed = sum(finding.state == "fail" for finding in findings)
     warned = sum(finding.state == "warn" for finding in findings)
     verdict = "This machine cannot train yet" if failed else "This machine can train"

@@ -168,6 +168,14 @@ def test_the_report_puts_each_way_out_below_its_line() -> None:
     assert lines[3] == "This machine cannot train yet: 1 failed, 0 warned, 2 checked."
 
 
+def test_a_way_out_of_several_failures_is_told_once() -> None:
+    findings = [
+        doctor.Finding(name=name, state="fail", detail="d", remedy="buy a GPU") for name in "ab"
+    ]
+    ways = [line.strip() for line in doctor.report(findings).splitlines() if "->" in line]
+    assert ways == ["-> buy a GPU", "-> as above"]
+
+
 @pytest.mark.parametrize(("state", "status"), [("ok", 0), ("warn", 0), ("fail", 1)])
 def test_only_a_failure_gives_exit_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: str, status: int
