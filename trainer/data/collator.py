@@ -61,6 +61,7 @@ class Collator:
 
     def __init__(self, schema: Schema):
         self.schema = schema
+        self._checked: pa.Schema | None = None
         self._rows = {table.name: table.num_embeddings for table in schema.tables}
         hashed = [
             f for f in schema.sparse if f.kind == "id" and f.transform == "hash" and not f.position
@@ -98,7 +99,9 @@ class Collator:
     ) -> BatchArrays:
         """Convert B rows, as `to_batch` does, to arrays."""
         schema, num_rows = self.schema, records.num_rows
-        check_columns(records.schema, schema, "records")
+        if self._checked is None or not self._checked.equals(records.schema):
+            check_columns(records.schema, schema, "records")
+            self._checked = records.schema
         columns = {name: _one_array(records.column(name)) for name in schema.columns}
         for name in (schema.user, schema.timestamp):
             if name and columns[name].null_count:

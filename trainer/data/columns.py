@@ -9,6 +9,7 @@ Shapes: B rows, N values in the lists of B rows.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +69,7 @@ class Use:
         return kind == "null" or (kind in self.kinds and not self.is_list)
 
 
+@functools.lru_cache(maxsize=256)
 def kind_of(type_: pa.DataType) -> str:
     """Name the family of an Arrow type; the types of one family can replace each other."""
     if is_text(type_):
