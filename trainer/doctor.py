@@ -210,7 +210,7 @@ def last_line(text: str) -> str:
 
 
 def report(findings: list[Finding]) -> str:
-    """Lay findings out as a table; a way out follows its line, once: one fault fells many probes."""
+    """Lay findings out as a table, each way out once: one fault may fell many probes."""
     width = max(len(finding.name) for finding in findings)
     lines: list[str] = []
     told: set[str] = set()
