@@ -7,9 +7,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from embeddings.collection import Embeddings
 from embeddings.schema import DenseFeature, Label, Schema, SparseFeature, Table
+from models.fields import DenseExpansion, FieldProjection
 from models.tokens import (
-    DenseExpansion,
-    FieldProjection,
     FieldTokenizer,
     StreamTokenizer,
     TokenizerConfig,
