@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from embeddings.schema import DenseFeature, Label, Schema, SparseFeature, Table
 from models.batch import Batch
 from trainer.data.hashing import mix64
+from trainer.data.loader import Loader, LoaderConfig
+from trainer.data.parquet import LogFile
 
 SCHEMA = Schema(
     tables=(
@@ -91,3 +94,24 @@ def rows_of(batches: Iterable[Batch]) -> list[int]:
 def _number() -> dict[int, int]:
     """Map the group of each of the first 2,000 rows to its number."""
     return {group: row for row, group in enumerate(mix64(np.arange(2000)).view(np.int64).tolist())}
+
+
+def loaders(
+    files: Sequence[LogFile], config: LoaderConfig, world_size: int, seed: int = 1
+) -> list[Loader]:
+    """Return the loader of every rank."""
+    return [
+        config.build(files, SCHEMA, rank=rank, world_size=world_size, seed=seed)
+        for rank in range(world_size)
+    ]
+
+
+def same(first: Batch, second: Batch) -> bool:
+    """Return whether two batches are equal bit for bit."""
+    pairs = [(first.sparse.values(), second.sparse.values())]
+    pairs.append((first.sparse.lengths(), second.sparse.lengths()))
+    for name in ("labels", "weights", "groups", "actions"):
+        pairs.append((getattr(first, name), getattr(second, name)))
+    return all(torch.equal(a, b) for a, b in pairs) and np.array_equal(
+        first.dense.numpy(), second.dense.numpy(), equal_nan=True
+    )

@@ -1,24 +1,16 @@
 # SPDX-License-Identifier: MIT
 import dataclasses
-import os
 import pickle
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embeddings.schema import Table
-from tests.support.logs import SCHEMA, rows_of, write_log
-from trainer.data.loader import Loader, LoaderConfig
+from tests.support.logs import SCHEMA, loaders, rows_of, same, write_log
+from trainer.data.loader import LoaderConfig
 from trainer.data.parquet import LogFile, discover, keep_rows
 from trainer.data.windows import Block
 
@@ -41,24 +33,6 @@ def folders(tmp_path_factory):
         return written[key]
 
     return files_of
-
-
-def loaders(files, config, world_size, seed=1, schema=SCHEMA) -> list[Loader]:
-    return [
-        config.build(files, schema, rank=rank, world_size=world_size, seed=seed)
-        for rank in range(world_size)
-    ]
-
-
-def same(first, second) -> bool:
-    """Return whether two batches are equal bit for bit."""
-    pairs = [(first.sparse.values(), second.sparse.values())]
-    pairs.append((first.sparse.lengths(), second.sparse.lengths()))
-    for name in ("labels", "weights", "groups", "actions"):
-        pairs.append((getattr(first, name), getattr(second, name)))
-    return all(torch.equal(a, b) for a, b in pairs) and np.array_equal(
-        first.dense.numpy(), second.dense.numpy(), equal_nan=True
-    )
 
 
 @given(
@@ -216,78 +190,6 @@ def many(folders):
     return folders([[100, 60], [7], [80, 80, 3]])
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-def test_batches_do_not_depend_on_the_number_of_workers_and_one_file_feeds_many(many):
-    config = LoaderConfig(batch_size=5, shuffle_rows=20)
-    for files, world_size, num_workers in ((many, 1, 2), (many[:1], 2, 4)):
-        alone = loaders(files, config, world_size)
-        helped = loaders(files, dataclasses.replace(config, num_workers=num_workers), world_size)
-        for one, other in zip(alone, helped, strict=True):
-            for epoch in range(2):
-                one.set_epoch(epoch)
-                other.set_epoch(epoch)
-                batches = list(one)
-                assert all(same(a, b) for a, b in zip(batches, other, strict=True))
-            other.close()
-
-
-def test_workers_resume_in_the_middle_of_an_abandoned_epoch(many):
-    config = LoaderConfig(batch_size=5, shuffle_rows=20, num_workers=1)
-    expected = list(dataclasses.replace(config, num_workers=0).build(many, SCHEMA))
-    loader = config.build(many, SCHEMA)
-    first = [batch for batch, _ in zip(loader, range(7), strict=False)]
-    # zip takes one batch more than it gives.
-    loader.load_state_dict(loader.state_dict(7))
-    got = [*first, *loader]
-    loader.close()
-    assert all(same(a, b) for a, b in zip(got, expected, strict=True))
-
-
-def test_bad_rows_are_named_with_file_row_group_and_row_by_whoever_reads_them(tmp_path):
-    folder = write_log(tmp_path, [[20, 30], [10]])
-    path = folder / "part-0.parquet"
-    table = pq.read_table(path)
-    places = table["place"].to_pylist()
-    places[33] = 77
-    table = table.set_column(3, "place", pa.array(places, pa.int8()))
-    pq.write_table(table, path, row_group_size=20)
-    files = discover(folder, None, SCHEMA)
-    for num_workers in (0, 1):
-        config = LoaderConfig(batch_size=4, shuffle_rows=16, num_workers=num_workers)
-        with pytest.raises(ValueError) as error:
-            for loader in loaders(files, config, 2):
-                list(loader)
-        message = str(error.value)
-        assert message.startswith("rank ")
-        assert ("loader worker 0" in message) == bool(num_workers)
-        for part in ("feature 'place'", "got 77", f"at row 13 of row group 1 of {path}"):
-            assert part in message
-        assert "Traceback" not in message
-
-
-def test_a_file_that_vanishes_is_named_and_not_waited_for(tmp_path):
-    files = discover(write_log(tmp_path, [[20], [20]]), None, SCHEMA)
-    (tmp_path / "part-1.parquet").unlink()
-    loader = LoaderConfig(batch_size=4, shuffle_rows=4, num_workers=1).build(files, SCHEMA)
-    with pytest.raises(
-        ValueError, match=r"rank 0, loader worker 0: .*part-1\.parquet, row group 0"
-    ):
-        list(loader)
-
-
-def test_a_killed_worker_is_named_within_seconds(many):
-    config = LoaderConfig(batch_size=1, shuffle_rows=1, num_workers=2, prefetch_windows=1)
-    loader = config.build(many, SCHEMA, rank=1, world_size=2)
-    batches = iter(loader)
-    next(batches)
-    worker = loader._workers._iterator._workers[1]  # type: ignore[union-attr]
-    os.kill(worker.pid, signal.SIGKILL)
-    start = time.monotonic()
-    with pytest.raises(RuntimeError, match=rf"rank 1: loader worker 1 \(pid {worker.pid}\) ended"):
-        list(batches)
-    assert time.monotonic() - start < 20
-
-
 def test_a_window_travels_as_one_block_that_owns_its_memory(many):
     loader = LoaderConfig(batch_size=5, shuffle_rows=20).build(many, SCHEMA)
     share = loader._order.share(loader._legs, 0)
@@ -321,44 +223,3 @@ def test_a_wrong_setting_is_named(setting, value):
         LoaderConfig(**{setting: value})
     with pytest.raises(ValueError, match=r"expected a rank in \[0, 1\], got 2"):
         LoaderConfig().build((), SCHEMA, rank=2, world_size=2)
-
-
-GROWTH = """
-import resource, sys
-from embeddings.schema import Label, Schema, SparseFeature, Table
-from trainer.data.order import EpochOrder, Leg
-from trainer.data.parquet import discover
-from trainer.data.windows import WindowDataset
-
-schema = Schema(
-    tables=(Table(name="t", num_embeddings=100, embedding_dim=4),),
-    sparse=tuple(SparseFeature(name=f"c{i}", table="t") for i in range(8)),
-    labels=(Label(name="click"),),
-)
-order = EpochOrder(discover(sys.argv[1], None, schema), "shuffle", 0, 0)
-share = order.share([Leg(1, 2048, 16384, 0)], 0)
-dataset = WindowDataset(schema, 2048, 0)
-peaks = []
-for window in order.windows(share, 16384):
-    dataset[window]
-    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-print(peaks[3], peaks[-1])
-"""
-
-
-def test_memory_is_flat_over_one_enormous_row_group(tmp_path):
-    rows = 1_000_000
-    column = pa.array(np.random.default_rng(0).integers(0, 2**60, rows))
-    table = pa.table({**{f"c{i}": column for i in range(8)}, "click": pa.array([1] * rows)})
-    pq.write_table(table, tmp_path / "x.parquet", row_group_size=rows, use_dictionary=False)
-    root = Path(__file__).parents[2]
-    output = subprocess.run(
-        [sys.executable, "-c", GROWTH, str(tmp_path)],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    early, late = map(float, output.split())
-    assert late - early < 20, f"MB resident after 4 of 62 windows and at the end: {output}"

@@ -5,10 +5,6 @@ A worker reads whole windows (a bounded shuffle buffer) and hands them over in o
 not depend on how many workers there are. All ranks take the same number of steps; every row is read
 once.
 
-Workers come from a fork server: a process that holds an accelerator, communication threads or
-OpenMP threads cannot be forked safely. The server imports what a worker needs, once; workers do not
-import the main module again, which would cost each of them the trainer's imports.
-
     files = discover("logs/", ("2026-01-01", "2026-01-07"), schema)
     loader = LoaderConfig(batch_size=4096, num_workers=2).build(files, schema, rank=0, world_size=1)
     for epoch in range(2):
@@ -18,13 +14,10 @@ import the main module again, which would cost each of them the trainer's import
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from typing import Any
 
 from torch.utils.data import DataLoader, Sampler
@@ -35,6 +28,7 @@ from trainer.data.collate import assemble, empty_batch, pad_batch
 from trainer.data.order import EpochOrder, Leg, Order, Window
 from trainer.data.parquet import LogFile
 from trainer.data.windows import Block, WindowDataset, unchanged
+from trainer.data.workers import dead_workers, hidden_main, start_server
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +107,7 @@ class Loader:
         self._windows = _Windows()
         self._workers: DataLoader[Block] | None = None
         if config.num_workers:
-            _start_server()
+            start_server()
         self._begin(0, ())
 
     def __len__(self) -> int:
@@ -228,7 +222,7 @@ class Loader:
             return
         if self._workers is None:
             self._workers = self._start_workers()
-        with _hidden_main():
+        with hidden_main():
             blocks = iter(self._workers)
         while True:
             try:
@@ -236,7 +230,7 @@ class Loader:
             except StopIteration:
                 return
             except RuntimeError as error:
-                message = _dead_workers(getattr(blocks, "_workers", []))
+                message = dead_workers(getattr(blocks, "_workers", []))
                 if not message:
                     raise
                 self.close()
@@ -270,34 +264,3 @@ class _Windows(Sampler[Window]):
     def __iter__(self) -> Iterator[Window]:
         """Return the windows set last."""
         return self.items
-
-
-def _start_server() -> None:
-    """Start the process from which workers are forked; its imports run beside what follows."""
-    forkserver.set_forkserver_preload([WindowDataset.__module__])
-    with _hidden_main():
-        forkserver.ensure_running()
-
-
-@contextlib.contextmanager
-def _hidden_main() -> Iterator[None]:
-    """Hide where the main module comes from, so that processes started here do not import it."""
-    main = sys.modules["__main__"]
-    names = {name: vars(main)[name] for name in ("__spec__", "__file__") if name in vars(main)}
-    try:
-        for name in names:
-            setattr(main, name, None)
-        yield
-    finally:
-        for name, value in names.items():
-            setattr(main, name, value)
-
-
-def _dead_workers(workers: Sequence[Any]) -> str:
-    """Say which worker processes ended and how, or return an empty string."""
-    dead = [
-        f"loader worker {i} (pid {worker.pid}) ended with exit code {worker.exitcode}"
-        for i, worker in enumerate(workers)
-        if not worker.is_alive()
-    ]
-    return ", ".join(dead)
