@@ -120,14 +120,13 @@ class Trainer:
         result = self.pipeline.last_step
         assert result is not None
         self.step += 1
-        # Padding is at most a few rows at an epoch's end; telemetry counts whole batches of all
-        # ranks.
-        rows = predictions.labels.shape[0] * self.runtime.world_size
-        self.rows += rows
+        # Every step takes full batches but the last of an epoch, which is padded.
+        before, end = self.rows, (self.epoch + 1) * self.train_loader.num_rows
+        self.rows = min(before + predictions.labels.shape[0] * self.runtime.world_size, end)
         self.telemetry.update(
             StepReport(
                 step=self.step,
-                rows=rows,
+                rows=self.rows - before,
                 loss=result.loss,
                 predictions=predictions.probabilities,
                 labels=predictions.labels,

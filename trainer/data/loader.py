@@ -114,6 +114,11 @@ class Loader:
         """Steps of the epoch, those already taken included; equal on all ranks."""
         return self._steps_before + self._num_steps
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of the epoch, of all ranks."""
+        return self._order.num_rows
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of `epoch`, counted from 0, unless it is the one in progress."""
         if epoch != self.epoch:
