@@ -9,7 +9,7 @@ have to happen before, at the boundary between tables and model.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -32,18 +32,21 @@ class SparseOptimizerConfig:
       the row's gradient: s += mean(g^2), row -= learning_rate * g / (sqrt(s) + eps)); `adagrad`
       keeps one a weight; `sgd` keeps none.
     eps: added to the root; without effect on `sgd`, where it must stay at its default.
+    table_learning_rates: rates of single tables, by name, in place of learning_rate.
     """
 
     kind: Literal["rowwise_adagrad", "adagrad", "sgd"] = "rowwise_adagrad"
     learning_rate: float = 0.02
     eps: float = 1e-8
+    table_learning_rates: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the fields."""
         if self.kind not in _CLASSES:
             raise ValueError(f"kind: expected one of {list(_CLASSES)}, got {self.kind!r}")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ValueError(f"learning_rate: expected a number > 0, got {self.learning_rate}")
+        for rate in (self.learning_rate, *self.table_learning_rates.values()):
+            if not (math.isfinite(rate) and rate > 0):
+                raise ValueError(f"learning_rate: expected a number > 0, got {rate}")
         if not (math.isfinite(self.eps) and self.eps > 0):
             raise ValueError(f"eps: expected a number > 0, got {self.eps}")
         if self.kind == "sgd" and self.eps != type(self).eps:
@@ -61,7 +64,10 @@ def fuse_optimizer(layer: nn.Module, config: SparseOptimizerConfig) -> None:
         layer: an EmbeddingLayer, or any module that holds only tables.
         config: which optimizer.
     """
-    options: dict[str, Any] = {"lr": config.learning_rate}
-    if config.kind != "sgd":
-        options["eps"] = config.eps
-    _apply_optimizer_in_backward(_CLASSES[config.kind], layer.parameters(), options)
+    for name, weight in layer.named_parameters():
+        table = name.split(".")[-2]
+        rate = config.table_learning_rates.get(table, config.learning_rate)
+        options: dict[str, Any] = {"lr": rate}
+        if config.kind != "sgd":
+            options["eps"] = config.eps
+        _apply_optimizer_in_backward(_CLASSES[config.kind], [weight], options)

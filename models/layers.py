@@ -103,13 +103,13 @@ class PerTokenLinear(nn.Module):
         super().__init__()
         std = (2.0 / (in_features + out_features)) ** 0.5
         self.weight = nn.Parameter(torch.randn(num_tokens, in_features, out_features) * std)
-        self.bias = nn.Parameter(torch.zeros(num_tokens, 1, out_features)) if bias else None
+        self.bias = nn.Parameter(torch.zeros(num_tokens, out_features)) if bias else None
 
     def forward(self, tokens_TBD: Tensor) -> Tensor:
         """Return (T, B, out) of (T, B, in)."""
         if self.bias is None:
             return torch.bmm(tokens_TBD, self.weight)
-        return torch.baddbmm(self.bias, tokens_TBD, self.weight)
+        return torch.baddbmm(self.bias[:, None], tokens_TBD, self.weight)
 
 
 class PerTokenFFN(nn.Module):

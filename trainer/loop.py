@@ -86,6 +86,8 @@ class Trainer:
                 if config.evaluate_epochs and self.step < self.total_steps:
                     self._evaluate()
             metrics = self._evaluate()
+        self.train_loader.close()
+        self.test_loader.close()
         metrics |= self._run_metrics()
         self._save()
         if self.runtime.is_first:

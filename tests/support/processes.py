@@ -96,7 +96,8 @@ class Processes:
         fresh: list[Connection] = []
         while len(self._workers) < size:
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            # No daemon: a rank may start a loader's workers. It ends when the pipe closes.
+            process = context.Process(target=_serve, args=(theirs,))
             process.start()
             theirs.close()
             self._workers.append((process, ours))

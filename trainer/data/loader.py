@@ -196,11 +196,15 @@ class Loader:
             self.out_of_range += block.counts
             for tensors in block.tensors():
                 self.step += 1
-                yield assemble(tensors, self.schema)
+                yield self._even(assemble(tensors, self.schema))
         while self.step < len(self):
             self.step += 1
-            yield pad_batch(empty_batch(self.schema), 1, self.schema)
+            yield self._even(empty_batch(self.schema))
         self._finished = True
+
+    def _even(self, batch: Batch) -> Batch:
+        """Pad the epoch's last batch to the size that it has on the rank with most rows."""
+        return pad_batch(batch, self._last_size, self.schema) if self.step == len(self) else batch
 
     def _begin(self, epoch: int, legs: Sequence[Leg]) -> None:
         """Go to the end of `legs` of an epoch."""
@@ -214,7 +218,11 @@ class Loader:
         self._order = EpochOrder(self._files, config.order, self._seed, epoch)
         self._legs = [*legs, here]
         self._steps_before = sum(leg.num_steps for leg in legs)
-        self._num_steps = self._order.num_steps(self._legs)
+        # All ranks take the same steps, and batches of one size in each: row-wise sharded tables
+        # exchange gradients of one batch size.
+        largest = self._order.largest_share(self._legs)
+        self._num_steps = -(-largest // config.batch_size)
+        self._last_size = largest - (self._num_steps - 1) * config.batch_size
         self.step = self._steps_before + done
         self._finished = False
 

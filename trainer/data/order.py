@@ -143,8 +143,8 @@ class EpochOrder:
                 start = end
         return pieces
 
-    def num_steps(self, legs: Sequence[Leg]) -> int:
-        """Return the steps that every rank takes in the last of `legs`."""
+    def largest_share(self, legs: Sequence[Leg]) -> int:
+        """Return the rows of the rank that has most of them in the last of `legs`."""
         left = self.num_rows
         for leg in legs[:-1]:
             done = leg.num_steps * leg.batch_size
@@ -152,7 +152,7 @@ class EpochOrder:
             small, extra = divmod(left, leg.world_size)
             left = extra * max(small + 1 - done, 0)
             left += (leg.world_size - extra) * max(small - done, 0)
-        return -(-left // (legs[-1].world_size * legs[-1].batch_size))
+        return -(-left // legs[-1].world_size)
 
     def windows(self, share: Sequence[Piece], window_rows: int, skip: int = 0) -> Iterator[Window]:
         """Yield the reads of a share from row `skip` on, cut at multiples of `window_rows`."""
