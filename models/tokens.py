@@ -35,6 +35,8 @@ class TokenizerConfig:
     dense_dim: width that a dense column is expanded to before projection.
     history_pooling: the tokens a history adds for towers that read no stream, in order: `mean`,
       `last` (newest event), `attention` (events weighted by their match with the item's fields).
+    target_fields: what a stream's target token is made of: the `item`'s fields, or `all` fields of
+      the example, which stay tokens of their own as well. No effect on towers that read no stream.
     """
 
     token_dim: int = 32
@@ -45,6 +47,7 @@ class TokenizerConfig:
         "last",
         "attention",
     )
+    target_fields: Literal["item", "all"] = "item"
 
     def __post_init__(self) -> None:
         """Check the tokenizer's own fields."""
@@ -205,9 +208,11 @@ class StreamTokenizer(nn.Module):
             dims = [schema.table(feature.table).embedding_dim for feature in features]
             self.events = Events(features, dims, config.token_dim)
         self.has_actions = bool(schema.history_actions)
-        self.target = nn.Linear(len(item_columns), config.token_dim) if item_columns else None
+        self.all_fields = config.target_fields == "all"
+        target_width = len(item_columns) + (sum(widths) if self.all_fields else 0)
+        self.target = nn.Linear(target_width, config.token_dim) if target_width else None
         self.default_target = (
-            None if item_columns else nn.Parameter(torch.randn(1, 1, config.token_dim) * 0.1)
+            None if target_width else nn.Parameter(torch.randn(1, 1, config.token_dim) * 0.1)
         )
         pooled_width = sum(_width(schema, f) for f in schema.sparse if f.kind != "sequence")
         context = [column for column in range(pooled_width) if column not in set(item_columns)]
@@ -231,7 +236,9 @@ class StreamTokenizer(nn.Module):
             assert self.default_target is not None
             targets = self.default_target.expand(batch_size, -1, -1)
         else:
-            targets = self.target(pooled.index_select(1, self.item_columns))[:, None]
+            item = pooled.index_select(1, self.item_columns)
+            targets = self.target(torch.cat([item, fields], 1) if self.all_fields else item)
+            targets = targets[:, None]
         if self.events is None:
             events = pooled.new_zeros(0, self.token_dim)
             offsets = torch.zeros(batch_size + 1, dtype=torch.int64, device=pooled.device)

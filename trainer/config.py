@@ -122,6 +122,19 @@ class TrainConfig:
                 "spatial_warmup: takes effect on SpecFormer with gamma > 0 only, got "
                 f"{self.spatial_warmup} with {type(tower).__name__}; set it to 0"
             )
+        tokenizer = self.model.tokenizer
+        reads_stream = isinstance(tower, TokenFormerConfig)
+        if (
+            reads_stream
+            and tokenizer.num_tokens
+            or tokenizer.target_fields != "item"
+            and not reads_stream
+        ):
+            raise ValueError(
+                "model.tokenizer: num_tokens takes effect on towers that read fields, target_fields on "
+                f"towers that read a stream, got num_tokens={tokenizer.num_tokens} and target_fields="
+                f"{tokenizer.target_fields!r} with {type(tower).__name__}; leave it at its default"
+            )
         if isinstance(tower, TokenFormerConfig):
             longest = max(
                 (f.max_length for f in self.schema.sparse if f.kind == "sequence"), default=0
