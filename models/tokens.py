@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from embeddings.collection import Embeddings
+from embeddings.plain import suggest
 from embeddings.schema import Schema, SparseFeature
 from models.fields import DenseExpansion, FieldProjection
 from models.stream import Stream
@@ -36,7 +37,8 @@ class TokenizerConfig:
     history_pooling: the tokens a history adds for towers that read no stream, in order: `mean`,
       `last` (newest event), `attention` (events weighted by their match with the item's fields).
     target_fields: what a stream's target token is made of: the `item`'s fields, or `all` fields of
-      the example, which stay tokens of their own as well. No effect on towers that read no stream.
+      the example. No effect on towers that read no stream.
+    stream_fields: names of the context fields that are tokens of a stream; empty: all of them.
     """
 
     token_dim: int = 32
@@ -48,6 +50,7 @@ class TokenizerConfig:
         "attention",
     )
     target_fields: Literal["item", "all"] = "item"
+    stream_fields: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the tokenizer's own fields."""
@@ -198,11 +201,20 @@ class StreamTokenizer(nn.Module):
                 f"{sorted(schema.histories)}; keep one, or rank with a tower that reads fields"
             )
         names, widths, item_columns = _fields(schema, config, item=False)
+        unknown = sorted(set(config.stream_fields) - set(names))
+        if unknown:
+            raise ValueError(
+                f"model.tokenizer.stream_fields: {unknown[0]!r} is no context field"
+                f"{suggest(unknown[0], names)}; context fields: {names}"
+            )
         self.token_dim = config.token_dim
         self.dense = DenseExpansion(len(schema.dense), config.dense_dim) if schema.dense else None
-        self.fields = FieldProjection(widths, config.token_dim)
-        self.token_names = tuple(names)
-        self.num_fields = len(names)
+        kept = [i for i, name in enumerate(names) if name in (config.stream_fields or names)]
+        self.fields = FieldProjection([widths[i] for i in kept], config.token_dim)
+        starts = [sum(widths[:i]) for i in range(len(widths))]
+        stream_columns = [starts[i] + column for i in kept for column in range(widths[i])]
+        self.token_names = tuple(names[i] for i in kept)
+        self.num_fields = len(kept)
         self.events: Events | None = None
         for features in schema.histories.values():
             dims = [schema.table(feature.table).embedding_dim for feature in features]
@@ -218,12 +230,11 @@ class StreamTokenizer(nn.Module):
         context = [column for column in range(pooled_width) if column not in set(item_columns)]
         self.item_columns: Tensor
         self.context_columns: Tensor
-        self.register_buffer(
-            "item_columns", torch.tensor(item_columns, dtype=torch.int64), persistent=False
-        )
-        self.register_buffer(
-            "context_columns", torch.tensor(context, dtype=torch.int64), persistent=False
-        )
+        self.stream_columns: Tensor
+        columns = {"item": item_columns, "context": context, "stream": stream_columns}
+        for name, values in columns.items():
+            tensor = torch.tensor(values, dtype=torch.int64)
+            self.register_buffer(f"{name}_columns", tensor, persistent=False)
 
     def forward(self, embeddings: Embeddings, dense: Tensor, actions: Tensor) -> Stream:
         """Map pooled embeddings, jagged sequences, dense (B, C) and actions (N,) to a Stream."""
@@ -244,9 +255,8 @@ class StreamTokenizer(nn.Module):
             offsets = torch.zeros(batch_size + 1, dtype=torch.int64, device=pooled.device)
         else:
             events, offsets = self.events(embeddings.sequences, actions)
-        return Stream(
-            self.fields(fields), events, offsets, actions if self.has_actions else None, targets
-        )
+        fields = self.fields(fields.index_select(1, self.stream_columns))
+        return Stream(fields, events, offsets, actions if self.has_actions else None, targets)
 
 
 def _width(schema: Schema, feature: SparseFeature) -> int:

@@ -105,6 +105,12 @@ def globo() -> Schema:
                 )
                 for k in ages
             ),
+            SparseFeature(
+                name="last_article", table="article", column="hist_article", position=-1
+            ),
+            SparseFeature(
+                name="hist_bag", table="article", column="hist_article", kind="bag", max_length=10
+            ),
             SparseFeature(name="article_id", table="article", side="item"),
             SparseFeature(
                 name="topic",
