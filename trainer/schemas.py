@@ -69,6 +69,7 @@ def globo() -> Schema:
     return Schema(
         tables=(
             Table(name="article", num_embeddings=131_072, embedding_dim=16),
+            Table(name="hist_article", num_embeddings=131_072, embedding_dim=16),
             Table(name="topic", num_embeddings=256, embedding_dim=16),
             Table(name="user", num_embeddings=262_144, embedding_dim=16),
             *(Table(name=name, num_embeddings=256, embedding_dim=16) for name in context),
@@ -105,9 +106,7 @@ def globo() -> Schema:
                 )
                 for k in ages
             ),
-            SparseFeature(
-                name="last_article", table="article", column="hist_article", position=-1
-            ),
+            SparseFeature(name="last_article", table="article", column="hist_article", position=-1),
             SparseFeature(
                 name="hist_bag", table="article", column="hist_article", kind="bag", max_length=10
             ),
@@ -120,7 +119,11 @@ def globo() -> Schema:
                 side="item",
             ),
             SparseFeature(
-                name="hist_article", table="article", kind="sequence", max_length=10, history="hist"
+                name="hist_article",
+                table="hist_article",
+                kind="sequence",
+                max_length=10,
+                history="hist",
             ),
             SparseFeature(
                 name="hist_age_s",

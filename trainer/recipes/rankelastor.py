@@ -25,12 +25,12 @@ def demo_code() -> TrainConfig:
 
 def globo() -> TrainConfig:
     """RankElastor on Globo's sessions, train 2017-10-01..11, test 2017-10-12."""
-    return protocols.globo("rankelastor.globo", _model())
+    return protocols.globo("rankelastor.globo", _model(token_dim=16, depth=1))
 
 
 def globo_code() -> TrainConfig:
     """RankElastor as released, on Globo's sessions."""
-    return protocols.globo("rankelastor.globo_code", _code_model())
+    return protocols.globo("rankelastor.globo_code", _code_model(token_dim=16, depth=1))
 
 
 def criteo() -> TrainConfig:
@@ -48,14 +48,15 @@ def movielens() -> TrainConfig:
     return protocols.movielens("rankelastor.movielens", _model())
 
 
-def _model(token_dim: int = 32, num_tokens: int = 0) -> ModelConfig:
+def _model(token_dim: int = 32, num_tokens: int = 0, depth: int = 2) -> ModelConfig:
     return ModelConfig(
-        tower=RankElastorConfig(variant="paper"),
+        tower=RankElastorConfig(variant="paper", depth=depth),
         tokenizer=TokenizerConfig(token_dim=token_dim, num_tokens=num_tokens),
     )
 
 
-def _code_model() -> ModelConfig:
+def _code_model(token_dim: int = 32, depth: int = 2) -> ModelConfig:
     return ModelConfig(
-        tower=RankElastorConfig(variant="code"), tokenizer=TokenizerConfig(token_dim=32)
+        tower=RankElastorConfig(variant="code", depth=depth),
+        tokenizer=TokenizerConfig(token_dim=token_dim),
     )

@@ -40,6 +40,6 @@ def movielens() -> TrainConfig:
 
 def _model() -> ModelConfig:
     return ModelConfig(
-        tower=SpecFormerConfig(num_layers=3, ffn_ratio=2.0, logit_scale="rsqrt_dim"),
+        tower=SpecFormerConfig(num_layers=2, ffn_ratio=2.0, logit_scale="rsqrt_dim"),
         tokenizer=TokenizerConfig(token_dim=32),
     )

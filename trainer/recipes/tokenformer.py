@@ -25,7 +25,8 @@ def demo_user_centric() -> TrainConfig:
 
 def globo() -> TrainConfig:
     """TokenFormer on Globo's sessions, train 2017-10-01..11, test 2017-10-12."""
-    return protocols.globo("tokenformer.globo", _model(max_length=10))
+    fields = ("environment", "deviceGroup", "os", "country", "region")
+    return protocols.globo("tokenformer.globo", _model(10, stream_fields=fields))
 
 
 def criteo() -> TrainConfig:
@@ -43,10 +44,19 @@ def movielens() -> TrainConfig:
     return protocols.movielens("tokenformer.movielens", _model(max_length=1))
 
 
-def _model(max_length: int, user_centric: bool = False) -> ModelConfig:
+def _model(
+    max_length: int, user_centric: bool = False, stream_fields: tuple[str, ...] = ()
+) -> ModelConfig:
+    # The target token is the whole impression; 1F1S: one full layer, then one sliding.
     return ModelConfig(
         tower=TokenFormerConfig(
-            mode="user_centric" if user_centric else "impression", max_length=max_length
+            mode="user_centric" if user_centric else "impression",
+            num_layers=2,
+            num_full_layers=1,
+            windows=(8,) if max_length <= 10 else (16,),
+            num_heads=2,
+            expansion=2.0,
+            max_length=max_length,
         ),
-        tokenizer=TokenizerConfig(token_dim=32),
+        tokenizer=TokenizerConfig(token_dim=32, target_fields="all", stream_fields=stream_fields),
     )
