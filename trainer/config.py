@@ -124,17 +124,17 @@ class TrainConfig:
             )
         tokenizer = self.model.tokenizer
         reads_stream = isinstance(tower, TokenFormerConfig)
-        if (
-            reads_stream
-            and tokenizer.num_tokens
-            or tokenizer.target_fields != "item"
-            and not reads_stream
-        ):
-            raise ValueError(
-                "model.tokenizer: num_tokens takes effect on towers that read fields, target_fields on "
-                f"towers that read a stream, got num_tokens={tokenizer.num_tokens} and target_fields="
-                f"{tokenizer.target_fields!r} with {type(tower).__name__}; leave it at its default"
-            )
+        idle = {
+            "num_tokens": reads_stream and tokenizer.num_tokens != 0,
+            "target_fields": not reads_stream and tokenizer.target_fields != "item",
+            "stream_fields": not reads_stream and tokenizer.stream_fields != (),
+        }
+        for name, without_effect in idle.items():
+            if without_effect:
+                raise ValueError(
+                    f"model.tokenizer.{name}: has no effect on {type(tower).__name__}, got "
+                    f"{getattr(tokenizer, name)!r}; leave it at its default"
+                )
         if isinstance(tower, TokenFormerConfig):
             longest = max(
                 (f.max_length for f in self.schema.sparse if f.kind == "sequence"), default=0

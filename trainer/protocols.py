@@ -26,7 +26,9 @@ def demo(recipe: str, model: ModelConfig) -> TrainConfig:
         model,
         schemas.demo(),
         DataConfig(train_days="2026-01-01:2026-01-03", test_days="2026-01-04"),
-        batch_size=512,
+        batch_size=256,
+        sparse=SparseOptimizerConfig(kind="rowwise_adagrad", learning_rate=0.05, eps=1e-7),
+        dense_learning_rate=2e-3,
     )
 
 
@@ -86,6 +88,7 @@ def _config(
     *,
     batch_size: int,
     sparse: SparseOptimizerConfig | None = None,
+    dense_learning_rate: float = 1e-3,
     epochs: int = 1,
 ) -> TrainConfig:
     """Return a configuration with the optimizers that all protocols share.
@@ -101,7 +104,7 @@ def _config(
         loader=LoaderConfig(batch_size=batch_size, order="time"),
         model=model,
         dense=DenseOptimizerConfig(
-            learning_rate=1e-3,
+            learning_rate=dense_learning_rate,
             schedule=ScheduleConfig(warmup_steps=10, decay="linear", scale_sparse=False),
         ),
         sparse=sparse
