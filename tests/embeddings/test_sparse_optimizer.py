@@ -134,3 +134,19 @@ def test_eps_reaches_the_fused_kernel(processes: Processes) -> None:
 def test_a_setting_that_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SparseOptimizerConfig(**settings)
+
+
+def test_a_table_with_a_rate_of_its_own_moves_by_that_rate() -> None:
+    table = SCHEMA.tables[0].name
+    config = SparseOptimizerConfig(
+        kind="sgd", learning_rate=1.0, table_learning_rates={table: 0.25}
+    )
+    layer = EmbeddingLayer(SCHEMA, seed=1)
+    fuse_optimizer(layer, config)
+    (weight,) = layer.parameters()
+    before = weight.detach().clone()
+    sequence = layer(_kjt(SCHEMA.sparse[0].name, torch.tensor([2]))).sequences["a"].values()
+    sequence.sum().backward()
+    torch.testing.assert_close(weight.detach()[2], before[2] - 0.25)
+    with pytest.raises(ValueError, match="learning_rate"):
+        SparseOptimizerConfig(table_learning_rates={table: 0.0})

@@ -129,3 +129,25 @@ def test_settings_are_listed_with_their_section():
     names = config_module.setting_names(load_recipe("dlrm.demo"))
     assert "--data.train-days" in names
     assert "--loader.batch-size" in names
+
+
+def test_a_rate_for_a_table_that_does_not_exist_is_an_error():
+    config = load_recipe("dlrm.globo")
+    sparse = dataclasses.replace(config.sparse, table_learning_rates={"usr": 0.1})
+    with pytest.raises(ValueError, match=r"no table 'usr', did you mean 'user'"):
+        dataclasses.replace(config, sparse=sparse)
+
+
+def test_a_tokenizer_setting_without_effect_is_an_error():
+    config = load_recipe("dlrm.demo")
+    tokenizer = dataclasses.replace(config.model.tokenizer, target_fields="all")
+    with pytest.raises(ValueError, match=r"model\.tokenizer\.target_fields: has no effect"):
+        dataclasses.replace(config, model=dataclasses.replace(config.model, tokenizer=tokenizer))
+
+
+def test_a_stream_field_that_is_no_context_field_is_an_error():
+    config = load_recipe("tokenformer.demo")
+    tokenizer = dataclasses.replace(config.model.tokenizer, stream_fields=("contry",))
+    model = dataclasses.replace(config.model, tokenizer=tokenizer)
+    with pytest.raises(ValueError, match=r"'contry' is no context field, did you mean 'country'"):
+        RankingModel(config.schema, model, torch.device("meta"))
