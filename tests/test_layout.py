@@ -222,7 +222,8 @@ def test_compose_starts_two_nodes_of_one_job() -> None:
     assert list(nodes) == ["node-0", "node-1"]
     commands = [node["command"] for node in nodes.values()]
     assert commands[0] == commands[1]
-    launcher, trainer = commands[0][:-4], commands[0][-5:]
+    cut = commands[0].index("trainer.train") - 1
+    launcher, trainer = commands[0][:cut], commands[0][cut:]
     assert launcher[:3] == ["python", "-m", "torch.distributed.run"]
     assert {"--nnodes=2", "--rdzv-id=fullrank", "--rdzv-endpoint=node-0:29500"} <= set(launcher)
     assert trainer[:2] == ["-m", "trainer.train"]
