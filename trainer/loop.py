@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import sys
 import time
 import traceback
@@ -23,7 +22,7 @@ from models.ranking import RankingModel
 from models.specformer import SpecFormer
 from trainer import checkpoint
 from trainer.config import TrainConfig, parse_days, parse_rows, to_dict
-from trainer.curves import json_ready, write_json
+from trainer.curves import write_json
 from trainer.data.loader import Loader
 from trainer.data.parquet import discover, keep_rows
 from trainer.evaluate import evaluate
@@ -92,6 +91,7 @@ class Trainer:
         self._save()
         if self.runtime.is_first:
             write_json(self.output / METRICS, metrics)
+        self.telemetry.say(f"done: {self.output / METRICS}")
         return metrics
 
     def _train_epoch(self, epoch: int) -> None:
@@ -231,9 +231,7 @@ def run(config: TrainConfig, output: Path) -> int:
     try:
         runtime = start(config.runtime)
         rank = f"[rank {runtime.rank}] " if runtime.world_size > 1 else ""
-        metrics = Trainer(config, output, runtime).fit()
-        if runtime.is_first:
-            print(json.dumps(json_ready(metrics)))
+        Trainer(config, output, runtime).fit()
         runtime.stop()
     except ValueError as error:
         print(f"{rank}error: {error}", file=sys.stderr, flush=True)

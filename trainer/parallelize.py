@@ -9,6 +9,7 @@ Shapes: B examples per rank, R ranks.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -152,6 +153,8 @@ def _ignore_renamings() -> None:
     """Ignore that torch has renamed what this TorchRec calls; they are pinned together."""
     renamed = "broadcast_buffers|torch.distributed.(reduce_scatter_tensor|all_gather_into_tensor)"
     warnings.filterwarnings("ignore", message=f"`({renamed})`", category=FutureWarning)
+    # And that the tracer TorchRec uses will one day answer another question.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 
 class Pipeline(TrainPipelineSparseDist[Batch, Any]):
