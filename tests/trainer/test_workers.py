@@ -95,6 +95,16 @@ def test_a_killed_worker_is_named_within_seconds(many):
     assert time.monotonic() - start < 20
 
 
+def test_a_worker_that_dies_between_two_epochs_is_named_too(many):
+    config = LoaderConfig(batch_size=5, shuffle_rows=20, num_workers=1)
+    loader = config.build(many, SCHEMA, rank=1, world_size=2)
+    list(loader)
+    worker = loader._workers._iterator._workers[0]  # type: ignore[union-attr]
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=rf"rank 1: loader worker 0 \(pid {worker.pid}\) ended"):
+        list(loader)
+
+
 GROWTH = """
 import resource, sys
 from embeddings.schema import Label, Schema, SparseFeature, Table

@@ -235,15 +235,19 @@ class Loader:
             return
         if self._workers is None:
             self._workers = self._start_workers()
-        with hidden_main():
-            blocks = iter(self._workers)
+        blocks: Iterator[Block] | None = None
         while True:
             try:
+                if blocks is None:
+                    # Waits for a sign of life of workers that an earlier epoch has started.
+                    with hidden_main():
+                        blocks = iter(self._workers)
                 block = next(blocks)
             except StopIteration:
                 return
             except RuntimeError as error:
-                message = dead_workers(getattr(blocks, "_workers", []))
+                iterator = getattr(self._workers, "_iterator", None)
+                message = dead_workers(getattr(iterator, "_workers", []))
                 if not message:
                     raise
                 self.close()
