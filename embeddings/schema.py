@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +39,15 @@ class Table:
 
     def __post_init__(self) -> None:
         """Check the table's own fields."""
+        if "." in self.name:
+            raise ValueError(
+                f"table {self.name!r}: a table's name is part of its weights' path, whose parts "
+                "are joined by dots; write it without dots"
+            )
+        if not (math.isfinite(self.init_std) and self.init_std >= 0):
+            raise ValueError(
+                f"table {self.name!r}: init_std must be a number >= 0, got {self.init_std}"
+            )
         if self.num_embeddings < 2:
             raise ValueError(
                 f"table {self.name!r}: num_embeddings must be at least 2 (row 0 is the shared row "
@@ -177,6 +187,8 @@ class Schema:
             ("feature", [feature.name for feature in (*self.sparse, *self.dense)]),
             ("label", [label.name for label in self.labels]),
         ):
+            if "" in names:
+                raise ValueError(f"schema: a {what} needs a name, one of them is empty")
             repeated = sorted({name for name in names if names.count(name) > 1})
             if repeated:
                 raise ValueError(
@@ -250,12 +262,15 @@ def load_schema(path: str | Path) -> Schema:
     """Read a Schema from a YAML file (safe loader).
 
     Raises:
-        ValueError: not YAML, or an unknown, missing or wrongly typed key, with file and path.
+        ValueError: not readable, not YAML, or an unknown, missing or wrongly typed key, with file
+            and path.
     """
     import yaml
 
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: expected a schema as YAML, cannot read it: {error}") from error
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: not valid YAML: {error}") from error
     return from_plain(Schema, values, str(path))

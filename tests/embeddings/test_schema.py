@@ -69,6 +69,9 @@ def test_yaml_that_is_none_is_refused_with_its_file(tmp_path: Path) -> None:
     path.write_text("", encoding="utf-8")
     with pytest.raises(ValueError, match=r"schema\.yaml: expected a mapping, got NoneType"):
         load_schema(path)
+    for unreadable in (tmp_path, tmp_path / "nothing.yaml"):
+        with pytest.raises(ValueError, match=rf"{unreadable}: expected a schema as YAML, cannot"):
+            load_schema(unreadable)
 
 
 def _spoil(*keys: Any, value: Any) -> dict[str, Any]:
@@ -108,6 +111,13 @@ def _spoil(*keys: Any, value: Any) -> dict[str, Any]:
             _spoil("tables", 0, "embedding_dim", value=6),
             r"schema\.tables\[0\]: table 'item': embedding_dim must be .* got 6; use 8",
         ),
+        (
+            _spoil("tables", 0, "name", value="item.id"),
+            r"schema\.tables\[0\]: table 'item\.id': .* write it without dots",
+        ),
+        (_spoil("tables", 0, "init_std", value=-1), r"init_std must be a number >= 0, got -1"),
+        (_spoil("tables", 0, "init_std", value=float("nan")), r"init_std must be .* got nan"),
+        (_spoil("labels", 0, "name", value=""), r"a label needs a name, one of them is empty"),
         (
             _spoil("sparse", 0, "table", value="itme"),
             r"names table 'itme', which does not exist, did you mean 'item'",
