@@ -285,8 +285,8 @@ def _fields(
     names += [feature.name for feature in schema.dense]
     widths += [config.dense_dim] * len(schema.dense)
     if not widths:
-        raise ValueError(
-            "schema: a stream needs at least one context field (a sparse feature with side "
-            "'context', or a dense column), got none"
-        )
+        needed = "a stream needs at least one context field (a sparse feature with side 'context',"
+        if item is None:
+            needed = "a tower of fields needs at least one (a sparse feature that is no sequence,"
+        raise ValueError(f"schema: {needed} or a dense column), got none")
     return names, widths, item_columns

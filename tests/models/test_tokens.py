@@ -143,3 +143,20 @@ def test_two_histories_do_not_fit_one_stream():
     )
     with pytest.raises(ValueError, match="holds one history"):
         StreamTokenizer(schema(sparse=two), TokenizerConfig())
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [(FieldTokenizer, "a tower of fields needs at least one"), (StreamTokenizer, "a stream needs")],
+)
+def test_a_schema_of_sequences_alone_is_refused_in_the_words_of_its_tower(tokenizer, message):
+    sequence = SparseFeature(
+        name="clicks", table="item", kind="sequence", max_length=3, history="clicked"
+    )
+    lone = Schema(
+        tables=(Table(name="item", num_embeddings=9, embedding_dim=4),),
+        sparse=(sequence,),
+        labels=(Label(name="click"),),
+    )
+    with pytest.raises(ValueError, match=message):
+        tokenizer(lone, TokenizerConfig())
