@@ -59,10 +59,17 @@ class RankRecord:
 
 
 def singular_values(matrices: Tensor) -> Tensor:
-    """Return (..., r) float64 singular values of (..., m, n) matrices, largest first."""
+    """Return (..., r) float64 singular values of (..., m, n) matrices, largest first.
+
+    Those of a matrix with an element that is not finite are NaN: it is measured, but measures
+    nothing.
+    """
     matrices = matrices.detach().double()
     side = matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices
-    return torch.linalg.eigvalsh(side @ side.mT).flip(-1).clamp_min(0.0).sqrt()
+    finite = matrices.isfinite().flatten(-2).all(-1)[..., None]
+    side = side.masked_fill(~finite[..., None], 0.0)
+    sigma = torch.linalg.eigvalsh(side @ side.mT).flip(-1).clamp_min(0.0).sqrt()
+    return sigma.masked_fill(~finite, torch.nan)
 
 
 def effective_rank(sigma: Tensor) -> Tensor:

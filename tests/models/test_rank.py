@@ -44,6 +44,16 @@ def test_singular_values_equal_the_decomposition() -> None:
         assert torch.allclose(singular_values(x), torch.linalg.svdvals(x))
 
 
+def test_a_matrix_that_is_not_finite_has_no_rank_and_spoils_no_other() -> None:
+    matrices = torch.randn(3, 4, 6)
+    expected = singular_values(matrices)
+    matrices[1, 2, 3] = torch.inf
+    sigma = singular_values(matrices)
+    assert sigma[1].isnan().all()
+    assert torch.equal(sigma[[0, 2]], expected[[0, 2]])
+    assert measure(matrices)["erank"] != measure(matrices)["erank"], "NaN"
+
+
 def test_stable_rank_never_exceeds_entropy_rank_nor_that_the_smaller_side() -> None:
     torch.manual_seed(0)
     x = torch.randn(500, 6, 9, dtype=DOUBLE) * torch.rand(500, 6, 1, dtype=DOUBLE) ** 4
