@@ -114,6 +114,22 @@ def test_a_file_damaged_inside_is_named_with_its_row_group(tmp_path):
         read(files)
 
 
+def test_changed_bytes_of_a_page_with_a_checksum_are_never_taken_for_ids(tmp_path):
+    table = records(50)
+    path = tmp_path / "part-0.parquet"
+    plain = {"compression": None, "use_dictionary": False, "write_page_checksum": True}
+    pq.write_table(table, path, **plain)
+    (file,) = discover(path, None, SCHEMA)
+    names = table.schema.names
+    column = pq.ParquetFile(path).metadata.row_group(0).column(names.index(SCHEMA.columns[0]))
+    content = bytearray(path.read_bytes())
+    content[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+    path.write_bytes(content)
+    interval = RowInterval(path=file.path, row_group=0, start=0, stop=50)
+    with pytest.raises(ValueError, match=r"part-0\.parquet, row group 0: cannot be read .*CRC"):
+        list(LogReader(SCHEMA).read(interval))
+
+
 def test_a_file_replaced_by_a_shorter_one_is_named(tmp_path):
     files = discover(write_log(tmp_path, [[30]]), None, SCHEMA)
     write_log(tmp_path, [[20]])

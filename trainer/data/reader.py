@@ -74,7 +74,10 @@ class LogReader:
             if self._file is None or self._place[0] != interval.path:
                 self.close()
                 self._file = pq.ParquetFile(
-                    interval.path, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False
+                    interval.path,
+                    buffer_size=_READ_AHEAD_BYTES,
+                    pre_buffer=False,
+                    page_checksum_verification=True,  # of pages that were written with one
                 )
             self._stream = self._file.iter_batches(
                 batch_size=_CHUNK_ROWS,
