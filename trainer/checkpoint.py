@@ -5,6 +5,9 @@ Every rank writes its shards through `torch.distributed.checkpoint` into a tempo
 all are on disk, rank 0 adds `manifest.json` and renames the folder to `step-N`. A crash at any
 moment leaves either a complete `step-N` or a temporary folder that nothing reads.
 
+The manifest holds each shard file's size and checksum, which loading compares: a disk or a copy
+that loses or changes bytes is named, and nothing is trained from garbage.
+
 Only tensors go through torch.distributed.checkpoint; everything else is JSON in the manifest, so
 that loading never unpickles values. The one pickle that the format has, its index, is read by an
 unpickler that knows the index's own classes and nothing else.
@@ -18,6 +21,7 @@ import os
 import pickle
 import re
 import shutil
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PosixPath
@@ -26,7 +30,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import filesystem, metadata, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import (
+    CheckpointException,
+    filesystem,
+    metadata,
+    state_dict_loader,
+    state_dict_saver,
+)
 
 MANIFEST = "manifest.json"
 _STEP = re.compile(r"step-(\d+)")
@@ -66,8 +76,11 @@ def save(tensors: Mapping[str, Any], directory: Path, step: int, manifest: dict[
     _barrier()
     writer = filesystem.FileSystemWriter(temporary, sync_files=True)
     state_dict_saver.save(dict(tensors), storage_writer=writer)
+    own = {path.name: _checksum(path) for path in temporary.glob(f"__{_rank()}_*")}
+    files = {name: value for part in _gather(own) for name, value in sorted(part.items())}
     if _rank() == 0:
         content = {**manifest, "step": step, "world_size": _world_size(), "versions": _versions()}
+        content["files"] = files
         with open(temporary / MANIFEST, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=2)
             file.flush()
@@ -124,10 +137,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def load(tensors: Mapping[str, Any], path: Path) -> None:
-    """Fill `tensors` in place from the checkpoint at `path`, at any world size.
+    """Fill `tensors` in place from the checkpoint at `path`, at any world size. Collective.
 
     Raises:
-        ValueError: the checkpoint lacks a tensor that is asked for, or its index is not one.
+        ValueError: the checkpoint lacks a tensor that is asked for, its index is not one, or a file
+            of it is missing or damaged; the same on all ranks.
     """
     reader = _Reader(path)
     held = reader.read_metadata().state_dict_metadata
@@ -137,7 +151,11 @@ def load(tensors: Mapping[str, Any], path: Path) -> None:
             f"{path}: lacks {len(missing)} of the tensors asked for, the first is {missing[0]!r}; "
             "the checkpoint is of another model or plan (compare its config.json)"
         )
-    state_dict_loader.load(dict(tensors), storage_reader=_Reader(path))
+    _verify(path)
+    try:
+        state_dict_loader.load(dict(tensors), storage_reader=_Reader(path))
+    except CheckpointException as error:
+        raise ValueError(f"{path}: cannot be read ({error}); use an older checkpoint") from error
 
 
 def tensor_names(path: Path) -> set[str]:
@@ -232,6 +250,46 @@ class _Reader(filesystem.FileSystemReader):
             index.storage_meta = metadata.StorageMeta()
         index.storage_meta.load_id = self.load_id
         return index
+
+
+def _verify(path: Path) -> None:
+    """Compare the files at `path` with the manifest's checksums; each rank reads its share."""
+    expected = read_manifest(path).get("files", {})
+    damaged = []
+    for name in sorted(expected)[_rank() :: _world_size()]:
+        try:
+            found = _checksum(path / name)
+        except OSError as error:
+            damaged.append(f"{path / name}: cannot be read ({error.strerror})")
+            continue
+        if found != expected[name]:
+            damaged.append(
+                f"{path / name}: damaged (expected {expected[name][0]} bytes with checksum "
+                f"{expected[name][1]:08x}, got {found[0]} with {found[1]:08x})"
+            )
+    damaged = [message for part in _gather(damaged) for message in part]
+    if damaged:
+        raise ValueError(
+            f"{'; '.join(damaged[:3])}; remove {path} to go on from an older checkpoint"
+        )
+
+
+def _checksum(path: Path) -> list[int]:
+    """Return a file's number of bytes and their CRC-32."""
+    size = checksum = 0
+    with open(path, "rb") as file:
+        while part := file.read(1 << 22):
+            size, checksum = size + len(part), zlib.crc32(part, checksum)
+    return [size, checksum]
+
+
+def _gather(value: Any) -> list[Any]:
+    """Return every rank's `value`, on all ranks."""
+    if not dist.is_initialized():
+        return [value]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
 
 
 def _names(tensors: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -85,6 +85,21 @@ def test_a_folder_that_is_no_checkpoint_is_refused_with_the_near_one(tmp_path):
         checkpoint.read_manifest(path.parent)
 
 
+def test_a_shard_that_is_missing_cut_or_changed_is_named_before_anything_is_loaded(tmp_path):
+    path = checkpoint.save(tensors(), tmp_path, 4, {})
+    (shard,) = path.glob("*.distcp")
+    whole = shard.read_bytes()
+    place = whole.index(torch.arange(6.0).numpy().tobytes())
+    flipped = bytearray(whole)
+    flipped[place] ^= 1
+    for content in (bytes(flipped), whole[:-100], None):
+        shard.unlink() if content is None else shard.write_bytes(content)
+        loaded = {"model": {"weight": torch.zeros(2, 3)}}
+        with pytest.raises(ValueError, match=rf"{shard.name}: .*; remove .*step-4 to go on"):
+            checkpoint.load(loaded, path)
+        assert not loaded["model"]["weight"].any()
+
+
 @pytest.mark.parametrize(
     ("module", "name"),
     [
