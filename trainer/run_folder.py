@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ RANKS = "ranks.json"
 CHECKPOINTS = "checkpoints"
 # What may differ between a run and its continuation: it changes no result.
 _FREE = ("log", "checkpoint")
+_LOCK = ".lock"
+# The folders that this process trains in; the system drops a lock with the process that holds it.
+_held: dict[Path, int] = {}
 
 
 def claim(output: Path, config: TrainConfig, runtime: Runtime) -> Path | None:
@@ -29,14 +34,19 @@ def claim(output: Path, config: TrainConfig, runtime: Runtime) -> Path | None:
     states.
 
     Raises:
-        ValueError: the folder holds a finished run, a run of another configuration, or other files.
+        ValueError: the folder holds a finished run, a run of another configuration, other files, or
+            another process trains in it; or it cannot be written.
     """
     answer: list[Any] = [None, None]
     if runtime.is_first:
         try:
             answer[0] = _claim(output, config)
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             answer[1] = str(error)
+        except OSError as error:
+            answer[1] = (
+                f"{output}: cannot be used as the run's folder ({error}); choose another --output"
+            )
     dist.broadcast_object_list(answer, src=0)
     checkpoint, error = answer
     if error:
@@ -56,25 +66,62 @@ def _claim(output: Path, config: TrainConfig) -> Path | None:
             f"or read it with `python -m trainer.evaluate {output} --data PATH`"
         )
     if (output / CONFIG).exists():
-        differences = _differences(
-            json.loads((output / CONFIG).read_text("utf-8")), to_dict(config)
-        )
+        differences = _differences(_read_config(output / CONFIG), to_dict(config))
         if differences:
             raise ValueError(
                 f"{output}: holds an unfinished run of another configuration "
                 f"({'; '.join(differences[:5])}); resume it with the same settings, or choose "
                 "another --output"
             )
+        _lock(output)
         found = complete(output / CHECKPOINTS)
         return found[-1] if found else None
-    if output.exists() and any(output.iterdir()):
+    unfinished = f".{CONFIG}"  # left by a process that died before it had a configuration
+    if output.exists() and {path.name for path in output.iterdir()} - {_LOCK, unfinished}:
         raise ValueError(
             f"{output}: is not empty and holds no run ({CONFIG} is missing); choose another "
             "--output"
         )
     output.mkdir(parents=True, exist_ok=True)
-    write_config(config, output / CONFIG)
+    _lock(output)
+    write_config(config, output / unfinished)
+    (output / unfinished).replace(output / CONFIG)
     return None
+
+
+def _lock(output: Path) -> None:
+    """Keep other processes out of `output` for as long as this one lives.
+
+    Raises:
+        ValueError: another process trains in it.
+    """
+    path = (output / _LOCK).resolve()
+    held = _held.get(path)
+    if held is not None and path.exists() and os.path.samestat(os.stat(path), os.fstat(held)):
+        return
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        os.close(handle)
+        raise ValueError(
+            f"{output}: another process trains in this folder; wait for it or end it, or choose "
+            "another --output"
+        ) from None
+    except OSError:
+        pass  # a file system without locks
+    _held[path] = handle
+
+
+def _read_config(path: Path) -> Any:
+    """Return the configuration that a run left in its folder."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path}: damaged ({error}); remove it if the folder holds nothing else, or choose "
+            "another --output"
+        ) from error
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:
