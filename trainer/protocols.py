@@ -60,7 +60,8 @@ def criteo(recipe: str, model: ModelConfig) -> TrainConfig:
         model,
         schemas.criteo(),
         DataConfig(train_rows="0:0.75", test_rows="0.75:1"),
-        batch_size=256,
+        batch_size=128,
+        sparse=SparseOptimizerConfig(kind="rowwise_adagrad", learning_rate=0.02),
     )
 
 

@@ -140,10 +140,11 @@ def globo() -> Schema:
     )
 
 
-def criteo(num_embeddings: int = 100_000, embedding_dim: int = 16) -> Schema:
+def criteo(num_embeddings: int = 10_000, embedding_dim: int = 16) -> Schema:
     """Return the schema of the Criteo logs: I1-I13 bucketed at floor(ln(x)^2), C1-C26 hashed.
 
-    One table a field; a missing count or id reads its table's row 0.
+    One table a field; a missing count or id reads its table's row 0. Counts are also read as numbers,
+    since on a small log most buckets are seen too rarely to learn that they are ordered.
     """
     counts = [f"I{index}" for index in range(1, 14)]
     ids = [f"C{index}" for index in range(1, 27)]
@@ -158,6 +159,9 @@ def criteo(num_embeddings: int = 100_000, embedding_dim: int = 16) -> Schema:
         sparse=(
             *(SparseFeature(name=name, table=name, transform="log_square") for name in counts),
             *(SparseFeature(name=name, table=name) for name in ids),
+        ),
+        dense=tuple(
+            DenseFeature(name=f"{name}_value", column=name, transform="log1p") for name in counts
         ),
         labels=(Label(name="label"),),
     )
