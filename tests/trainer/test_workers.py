@@ -105,6 +105,35 @@ def test_a_worker_that_dies_between_two_epochs_is_named_too(many):
         list(loader)
 
 
+TRAINER = """
+import sys, time
+from tests.support.logs import SCHEMA
+from trainer.data.loader import LoaderConfig
+from trainer.data.parquet import discover
+
+if __name__ == "__main__":
+    config = LoaderConfig(batch_size=1, shuffle_rows=1, num_workers=2)
+    loader = config.build(discover(sys.argv[1], None, SCHEMA), SCHEMA)
+    next(iter(loader))
+    print(*(worker.pid for worker in loader._workers._iterator._workers), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_killed_trainer_leaves_no_worker_behind(tmp_path):
+    folder = write_log(tmp_path / "log", [[20]])
+    command = [sys.executable, "-c", TRAINER, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        workers = [int(pid) for pid in trainer.stdout.readline().split()]
+        trainer.kill()
+    assert len(workers) == 2
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+
+
 GROWTH = """
 import resource, sys
 from embeddings.schema import Label, Schema, SparseFeature, Table

@@ -28,7 +28,7 @@ from trainer.data.collate import assemble, empty_batch, pad_batch
 from trainer.data.order import EpochOrder, Leg, Order, Window
 from trainer.data.parquet import LogFile
 from trainer.data.windows import Block, WindowDataset, unchanged
-from trainer.data.workers import dead_workers, hidden_main, start_server
+from trainer.data.workers import dead_workers, end_with_trainer, hidden_main, start_server
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +269,7 @@ class Loader:
             persistent_workers=True,
             pin_memory=self.config.pin_memory,
             multiprocessing_context="forkserver",
+            worker_init_fn=end_with_trainer,
         )
 
 

@@ -9,9 +9,11 @@ import the main module again, which would cost each of them the trainer's import
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from multiprocessing import forkserver
+from multiprocessing import forkserver, parent_process
 from typing import Any
 
 _WORKER_MODULE = "trainer.data.windows"
@@ -36,6 +38,22 @@ def hidden_main() -> Iterator[None]:
     finally:
         for name, value in names.items():
             setattr(main, name, value)
+
+
+def end_with_trainer(_: int = 0) -> None:
+    """Let this worker end when the process that trains does, however that ends.
+
+    A worker is a child of the server, which lives as long as any worker does: without this, a
+    killed trainer would leave both behind for good.
+    """
+    trainer = parent_process()
+
+    def wait() -> None:
+        if trainer is not None:
+            trainer.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def dead_workers(workers: Sequence[Any]) -> str:
