@@ -195,7 +195,9 @@ class Partitions:
             folder = self._scratch / f"dt={name}"
             folder.mkdir(parents=True, exist_ok=True)
             day.files.append(f"part-{len(day.files):05d}.parquet")
-            day.writer = pq.ParquetWriter(folder / day.files[-1], schema, compression="zstd")
+            day.writer = pq.ParquetWriter(
+                folder / day.files[-1], schema, compression="zstd", write_page_checksum=True
+            )
         return day.writer
 
     def _finish_file(self, day: _Day) -> None:

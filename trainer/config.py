@@ -206,8 +206,11 @@ def load_recipe(name: str) -> TrainConfig:
     if ":" in name:
         module_name, _, function = name.partition(":")
         try:
-            return getattr(importlib.import_module(module_name), function)()
-        except (ImportError, AttributeError) as error:
+            config = getattr(importlib.import_module(module_name), function)()
+            if not isinstance(config, TrainConfig):
+                raise TypeError(f"it returned {type(config).__name__}, not a TrainConfig")
+            return config
+        except (ImportError, AttributeError, TypeError) as error:
             raise ValueError(
                 f"recipe {name!r}: cannot be loaded ({error}); expected package.module:function on "
                 "PYTHONPATH"

@@ -118,6 +118,10 @@ def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> d
         ),
     )
     loader = open_loader(config, runtime, train=False)
+    trained = LogFile(
+        path="the training log", row_group_rows=(), families=tuple(manifest["families"].items())
+    )
+    check_families((trained, *loader.files))
     parallel = build_parallel(config, runtime)
     tensors: dict[str, Any] = {"model": parallel.module.state_dict()}
     checkpoint.load(tensors, path)

@@ -24,7 +24,7 @@ from trainer import checkpoint
 from trainer.config import TrainConfig, parse_days, parse_rows, to_dict
 from trainer.curves import write_json
 from trainer.data.loader import Loader
-from trainer.data.parquet import discover, keep_rows
+from trainer.data.parquet import check_families, discover, keep_rows
 from trainer.evaluate import evaluate
 from trainer.optimizer import learning_rates
 from trainer.parallelize import Parallel, Pipeline, parallelize
@@ -50,6 +50,7 @@ class Trainer:
         self.config, self.output, self.runtime = config, output, runtime
         self.train_loader = open_loader(config, runtime, train=True)
         self.test_loader = open_loader(config, runtime, train=False)
+        check_families((*self.train_loader.files, *self.test_loader.files))
         resume_from = claim(output, config, runtime)
         self.parallel = build_parallel(config, runtime)
         self.optimizer = config.dense.build(self.parallel.dense_parameters)
@@ -87,6 +88,13 @@ class Trainer:
             metrics = self._evaluate()
         self.train_loader.close()
         self.test_loader.close()
+        if metrics["nonfinite_predictions"]:
+            bad, rows = metrics["nonfinite_predictions"], metrics["rows"]
+            raise RuntimeError(
+                f"evaluation: {bad:,.0f} of {rows:,.0f} rows "
+                "got no finite prediction: training diverged; lower dense.learning_rate or "
+                "sparse.learning_rate, or set precision.max_norm"
+            )
         metrics |= self._run_metrics()
         self._save()
         if self.runtime.is_first:
@@ -173,6 +181,7 @@ class Trainer:
             "precision": self.precision.state_dict(),
             "ranks": self.ranks,
             "config": to_dict(self.config),
+            "families": dict(pair for file in self.train_loader.files for pair in file.families),
             "schema_fingerprint": self.config.schema.fingerprint(),
         }
         directory = self.output / CHECKPOINTS
@@ -192,6 +201,7 @@ class Trainer:
         self.train_seconds = manifest["train_seconds"]
         self.wait_seconds = manifest["wait_seconds"]
         self.ranks = manifest["ranks"]
+        self.epoch_start = self.step - self.train_loader.step
 
 
 def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:

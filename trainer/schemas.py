@@ -143,8 +143,8 @@ def globo() -> Schema:
 def criteo(num_embeddings: int = 10_000, embedding_dim: int = 16) -> Schema:
     """Return the schema of the Criteo logs: I1-I13 bucketed at floor(ln(x)^2), C1-C26 hashed.
 
-    One table a field; a missing count or id reads its table's row 0. Counts are also read as numbers,
-    since on a small log most buckets are seen too rarely to learn that they are ordered.
+    One table a field; a missing count or id reads its table's row 0. Counts are also read as
+    numbers, since on a small log most buckets are seen too rarely to learn that they are ordered.
     """
     counts = [f"I{index}" for index in range(1, 14)]
     ids = [f"C{index}" for index in range(1, 27)]

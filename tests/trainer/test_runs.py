@@ -142,7 +142,26 @@ def test_an_unfinished_run_of_other_settings_is_refused_by_name(logs, processes,
     processes.run(runs.train_until, config, tmp_path / "run", 1)
     other = runs.small("dlrm.demo", logs, "--dense.learning-rate", "0.5")
     for message in processes.run(runs.failure, other, tmp_path / "run"):
-        assert "dense.learning_rate: 0.001, now 0.5" in message
+        assert "dense.learning_rate: 0.002, now 0.5" in message
+
+
+def test_a_run_killed_after_its_last_checkpoint_still_finishes(logs, processes, tmp_path):
+    config = runs.small("dlrm.demo", logs)
+    whole = processes.run(runs.train, config, tmp_path / "run")[0]
+    (tmp_path / "run/metrics.json").unlink()
+    assert processes.run(runs.train, config, tmp_path / "run")[0]["auc"] == whole["auc"]
+
+
+def test_a_column_that_is_a_number_in_training_and_text_in_testing_is_named(
+    logs, processes, tmp_path
+):
+    def to_text(table):
+        return replace_column(table, "item_id", table["item_id"].cast(pa.string()))
+
+    config = runs.small("dlrm.demo", corrupt(logs, tmp_path / "log", to_text))
+    for message in processes.run(runs.failure, config, tmp_path / "run"):
+        assert "item_id" in message
+        assert "two embeddings" in message
 
 
 def corrupt(logs, folder, change):

@@ -80,8 +80,8 @@ class LoaderConfig:
 class Loader:
     """Iterates the batches of one rank and epoch, on the CPU.
 
-    Attributes: epoch; step, the batches of the epoch that were handed out; out_of_range, the number
-    of `identity` values by feature that policy `oov` sent to row 0 since the loader was built.
+    Attributes: files; epoch; step, the batches of the epoch that were handed out; out_of_range, the
+    number of `identity` values by feature that policy `oov` sent to row 0 since the loader was built.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class Loader:
         self.schema = schema
         self.config = config
         self.out_of_range: Counter[str] = Counter()
-        self._files = tuple(files)
+        self.files = tuple(files)
         self._rank, self._world_size, self._seed = rank, world_size, seed
-        shape = repr([(f.day, f.row_group_rows, f.row_group_starts) for f in self._files])
+        shape = repr([(f.day, f.row_group_rows, f.row_group_starts) for f in self.files])
         self._fingerprint = hashlib.sha256(shape.encode()).hexdigest()[:16]
         self._dataset = WindowDataset(schema, config.batch_size, rank)
         self._windows = _Windows()
@@ -215,7 +215,7 @@ class Loader:
         if legs and legs[-1]._replace(num_steps=0) == here:
             done = legs.pop().num_steps
         self.epoch = epoch
-        self._order = EpochOrder(self._files, config.order, self._seed, epoch)
+        self._order = EpochOrder(self.files, config.order, self._seed, epoch)
         self._legs = [*legs, here]
         self._steps_before = sum(leg.num_steps for leg in legs)
         # All ranks take the same steps, and batches of one size in each: row-wise sharded tables

@@ -35,12 +35,14 @@ class LogFile:
     """One Parquet file: its day (YYYY-MM-DD, or empty) and the number of rows of each row group.
 
     row_group_starts: the first row that is wanted of each row group; empty for the first of all.
+    families: (column, `text`, `date` or `number`) of each column that has values.
     """
 
     path: str
     day: str = ""
     row_group_rows: tuple[int, ...]
     row_group_starts: tuple[int, ...] = ()
+    families: tuple[tuple[str, str], ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -72,9 +74,8 @@ def discover(path: str | Path, days: tuple[str, str] | None, schema: Schema) -> 
     if days is not None:
         found = _of_days(found, days, str(path))
     with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-        footers = list(pool.map(lambda item: _read_footer(item[0], item[1], schema), found))
-    _check_families([(file.path, columns) for file, columns in footers], schema)
-    files = tuple(file for file, _ in footers)
+        files = tuple(pool.map(lambda item: _read_footer(item[0], item[1], schema), found))
+    check_families(files)
     if not sum(file.num_rows for file in files):
         raise ValueError(
             f"{path}: expected rows, got {len(files)} files without any; check the log"
@@ -175,7 +176,7 @@ def _of_days(
     return kept
 
 
-def _read_footer(path: str, day: str, schema: Schema) -> tuple[LogFile, pa.Schema]:
+def _read_footer(path: str, day: str, schema: Schema) -> LogFile:
     """Read and check one footer."""
     try:
         with pq.ParquetFile(path) as file:
@@ -188,22 +189,34 @@ def _read_footer(path: str, day: str, schema: Schema) -> tuple[LogFile, pa.Schem
         ) from error
     check_columns(columns, schema, path)
     rows = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-    return LogFile(path=path, day=day, row_group_rows=rows), columns
+    families = _families(columns, schema)
+    return LogFile(path=path, day=day, row_group_rows=rows, families=families)
 
 
-def _check_families(footers: list[tuple[str, pa.Schema]], schema: Schema) -> None:
-    """Check that a column is text in all files or in none."""
-    seen: dict[str, tuple[str, str, pa.DataType]] = {}
-    for path, columns in footers:
-        for name in schema.columns:
-            type_ = columns.field(name).type
-            kind = kind_of(type_.value_type if is_list(type_) else type_)
-            family = kind if kind in ("text", "date", "null") else "number"
-            if family == "null":
-                continue
-            first_family, first_path, first_type = seen.setdefault(name, (family, path, type_))
+def check_families(files: Sequence[LogFile]) -> None:
+    """Check that a column is text in all files or in none: an id would get two embeddings.
+
+    Raises:
+        ValueError: it is not; column and both files are named.
+    """
+    seen: dict[str, tuple[str, str]] = {}
+    for file in files:
+        for name, family in file.families:
+            first_family, first_path = seen.setdefault(name, (family, file.path))
             if family != first_family:
                 raise ValueError(
-                    f"{path}: column {name!r}: expected {first_type}, as in {first_path}, got "
-                    f"{type_}; the same id would get two embeddings: write one of the files again"
+                    f"{file.path}: column {name!r}: expected {first_family}, as in {first_path}, "
+                    f"got {family}; the same id would get two embeddings: write one of the files "
+                    "again"
                 )
+
+
+def _families(columns: pa.Schema, schema: Schema) -> tuple[tuple[str, str], ...]:
+    """Return the kind of each column that has values: text, date or number."""
+    found = []
+    for name in schema.columns:
+        type_ = columns.field(name).type
+        kind = kind_of(type_.value_type if is_list(type_) else type_)
+        if kind != "null":
+            found.append((name, kind if kind in ("text", "date") else "number"))
+    return tuple(found)
