@@ -27,6 +27,7 @@ from trainer import checkpoint
 from trainer.config import TrainConfig, config_from_dict
 from trainer.curves import json_ready
 from trainer.data.loader import Loader
+from trainer.data.parquet import LogFile, check_families
 from trainer.metrics import Metrics
 from trainer.parallelize import Pipeline
 from trainer.runtime import Runtime, start
