@@ -168,7 +168,7 @@ def test_added_and_reordered_columns_and_other_widths_are_absorbed(tmp_path):
         ("place", pa.array(["x", "y"]), ["'place'", "integers or floats", "got string"]),
         ("item", pa.array([[1], [2]]), ["'item'", "sparse feature", "got list<"]),
         ("click", pa.array(["0", "1"]), ["'click'", "label", "got string"]),
-        ("item", pa.array([1, 2]), ["'item'", "expected string, as in", "got int64"]),
+        ("item", pa.array([1, 2]), ["'item'", "expected text, as in", "got number"]),
     ],
 )
 def test_a_retyped_column_is_named_with_file_expected_and_got(tmp_path, name, column, parts):
