@@ -31,12 +31,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import (
-    CheckpointException,
     filesystem,
     metadata,
     state_dict_loader,
     state_dict_saver,
 )
+from torch.distributed.checkpoint.api import CheckpointException
 
 MANIFEST = "manifest.json"
 _STEP = re.compile(r"step-(\d+)")
