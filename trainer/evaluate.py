@@ -112,6 +112,12 @@ def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> d
 
     manifest = checkpoint.read_manifest(path)
     config = config_from_dict(manifest["config"])
+    if not days and runtime.is_first:
+        trained_on = config.data.train_days or "every day of its log"
+        print(
+            f"note: no --days, so every day of {data} counts; the model was trained on {trained_on}",
+            file=sys.stderr,
+        )
     config = dataclasses.replace(
         config,
         data=dataclasses.replace(
