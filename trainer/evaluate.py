@@ -115,7 +115,7 @@ def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> d
     if not days and runtime.is_first:
         trained_on = config.data.train_days or "every day of its log"
         print(
-            f"note: no --days, so every day of {data} counts; the model was trained on {trained_on}",
+            f"note: no --days, so all days of {data} count; the model was trained on {trained_on}",
             file=sys.stderr,
         )
     config = dataclasses.replace(
