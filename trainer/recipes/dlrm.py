@@ -14,7 +14,7 @@ from trainer.config import TrainConfig
 
 
 def demo() -> TrainConfig:
-    """DLRM, the baseline, on the generated log: a minute on 2 cores."""
+    """DLRM, the baseline, on the generated log: two minutes on 2 cores."""
     return protocols.demo("dlrm.demo", _model())
 
 

@@ -14,7 +14,7 @@ from trainer.config import TrainConfig
 
 
 def demo() -> TrainConfig:
-    """RankElastor (the paper's equations) on the generated log: a minute on 2 cores."""
+    """RankElastor (the paper's equations) on the generated log: two minutes on 2 cores."""
     return protocols.demo("rankelastor.demo", _model())
 
 

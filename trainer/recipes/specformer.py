@@ -14,7 +14,7 @@ from trainer.config import TrainConfig
 
 
 def demo() -> TrainConfig:
-    """SpecFormer on the generated log: a minute on 2 cores."""
+    """SpecFormer on the generated log: two minutes on 2 cores."""
     return protocols.demo("specformer.demo", _model())
 
 

@@ -14,7 +14,7 @@ from trainer.config import TrainConfig
 
 
 def demo() -> TrainConfig:
-    """TokenFormer on the generated log, scoring each impression: a minute on 2 cores."""
+    """TokenFormer on the generated log, scoring each impression: two minutes on 2 cores."""
     return protocols.demo("tokenformer.demo", _model(max_length=20))
 
 
