@@ -135,14 +135,17 @@ class Source:
         reported = seen = 0
         with self._open_text(columns, malformed) as reader:
             for records in reader:
-                skipped += [number for number, _, _ in malformed[len(skipped) :]]
+                # Arrow reads ahead in a thread of its own: what it skips from here on is reported
+                # with the next block.
+                new = malformed[reported:]
+                reported += len(new)
+                skipped += [number for number, _, _ in new]
                 good = np.arange(seen, seen + records.num_rows)
                 seen += records.num_rows
                 # The i-th good row stands behind all skipped rows that have at most i before them.
                 before = np.asarray(skipped, np.int64) - 1 - np.arange(len(skipped))
                 numbers = good + 1 + np.searchsorted(before, good, side="right")
-                yield RawRows(records, numbers, malformed[reported:])
-                reported = len(malformed)
+                yield RawRows(records, numbers, new)
             if reported < len(malformed):
                 nothing = pa.RecordBatch.from_pylist([], reader.schema)
                 yield RawRows(nothing, np.empty(0, np.int64), malformed[reported:])
