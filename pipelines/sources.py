@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 _PARQUET = (".parquet", ".parq", ".pq")
 _TSV = (".tsv", ".tsv.gz", ".tsv.zst", ".tsv.bz2")
+# Malformed rows in a row, beyond which they are no longer taken for exceptions.
+_MOST_WAITING = 1_000_000
 _TEXT = (".csv", ".csv.gz", ".csv.zst", ".csv.bz2", ".txt", ".txt.gz", *_TSV)
 
 
@@ -63,7 +65,8 @@ class SourceConfig:
 class RawRows:
     """B rows of one file. numbers: (B,) positions in the file, the first data row is 1.
 
-    malformed: (number, what is wrong, text) of rows that have no columns at all.
+    malformed: (number, what is wrong, text) of the rows before the last of these that have another
+    number of columns, and are not among these.
     """
 
     records: pa.RecordBatch
@@ -131,24 +134,23 @@ class Source:
 
     def _text_rows(self, columns: list[str]) -> Iterator[RawRows]:
         malformed: list[tuple[int, str, str]] = []
-        skipped: list[int] = []
-        reported = seen = 0
+        seen = reported = 0
         with self._open_text(columns, malformed) as reader:
             for records in reader:
-                # Arrow reads ahead in a thread of its own: what it skips from here on is reported
-                # with the next block.
-                new = malformed[reported:]
-                reported += len(new)
-                skipped += [number for number, _, _ in new]
+                # Arrow parses ahead in a thread of its own: how far `malformed` reaches by now is
+                # chance, but it holds all that stands before this block's last row.
+                waiting = np.array([number for number, _, _ in malformed], np.int64)
+                before = waiting - 1 - reported - np.arange(len(waiting))  # good rows before each
                 good = np.arange(seen, seen + records.num_rows)
+                numbers = good + 1 + reported + np.searchsorted(before, good, side="right")
                 seen += records.num_rows
-                # The i-th good row stands behind all skipped rows that have at most i before them.
-                before = np.asarray(skipped, np.int64) - 1 - np.arange(len(skipped))
-                numbers = good + 1 + np.searchsorted(before, good, side="right")
+                ready = int(np.searchsorted(before, seen))
+                reported += ready
+                new, malformed[:ready] = malformed[:ready], []
                 yield RawRows(records, numbers, new)
-            if reported < len(malformed):
+            if malformed:
                 nothing = pa.RecordBatch.from_pylist([], reader.schema)
-                yield RawRows(nothing, np.empty(0, np.int64), malformed[reported:])
+                yield RawRows(nothing, np.empty(0, np.int64), malformed)
 
     def _open_text(
         self, columns: list[str], malformed: list[tuple[int, str, str]]
@@ -158,7 +160,8 @@ class Source:
         def skip(row: csv.InvalidRow) -> str:
             what = f"{row.actual_columns} columns, expected {row.expected_columns}"
             malformed.append((row.number - header_rows, what, row.text))
-            return "skip"
+            # Arrow looks for a good row before it yields anything, to the end of the file.
+            return "skip" if len(malformed) <= _MOST_WAITING else "error"
 
         decoder = codecs.getincrementaldecoder(self.config.encoding)("backslashreplace")
 
@@ -193,6 +196,8 @@ class Source:
         text = str(error)
         if "straddling" in text:
             return f" (a row is longer than {self.config.block_bytes} bytes, or a quote never ends)"
+        if "Expected" in text and "columns" in text:
+            return f" (so have {_MOST_WAITING:,} rows; are --delimiter and --columns right?)"
         return ""
 
 

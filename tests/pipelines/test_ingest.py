@@ -10,9 +10,10 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines import sources
 from pipelines.ingest import describe, ingest, main
 from pipelines.ingestion import IngestConfig
-from pipelines.sources import SourceConfig
+from pipelines.sources import Source, SourceConfig
 from tests.support.raw_logs import (
     BARS,
     COLUMNS,
@@ -132,16 +133,58 @@ def test_bad_rows_are_set_aside_with_file_row_column_reason_and_value(tmp_path):
     assert "10 quarantined" in describe(summary)
 
 
-def test_row_numbers_count_skipped_rows_in_every_block(tmp_path):
+class ReadAhead:
+    """A CSV reader whose thread is as far ahead as can be: at the end before the first block."""
+
+    def __init__(self, reader):
+        self.reader, self.schema = reader, reader.schema
+
+    def __enter__(self):
+        with self.reader:
+            self.blocks = list(self.reader)
+        return self
+
+    def __iter__(self):
+        return iter(self.blocks)
+
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.fixture(params=["as Arrow has it", "far ahead"])
+def reading(request, monkeypatch):
+    """Read CSVs with Arrow's own thread, and with one that nothing holds back."""
+    if request.param == "far ahead":
+        opened = Source._open_text
+        monkeypatch.setattr(Source, "_open_text", lambda *them: ReadAhead(opened(*them)))
+
+
+def test_row_numbers_count_skipped_rows_in_every_block(tmp_path, reading):
     lines = [f"{i},{NOON},{2 if i % 7 == 0 else 1}" + ",x" * (i % 5 == 0) for i in range(1, 200)]
     (tmp_path / "log.csv").write_text("user,ts,click\n" + "\n".join(lines) + "\n")
     config = IngestConfig(max_bad_share=1.0, source=SourceConfig(block_bytes=256))
     summary = ingest([str(tmp_path / "log.csv")], flat_schema(), tmp_path / "out", config)
     with summary.quarantine.open(newline="") as file:
         rows = [int(row["row"]) for row in csv.DictReader(file)]
-    assert sorted(rows) == [i for i in range(1, 200) if i % 5 == 0 or i % 7 == 0]
+    assert rows == [i for i in range(1, 200) if i % 5 == 0 or i % 7 == 0], "in the file's order"
     good = [i for i in range(1, 200) if i % 5 and i % 7]
     assert read_day(tmp_path / "out").column("user").to_pylist() == good
+
+
+def test_the_bad_row_that_policy_fail_names_is_the_files_first(tmp_path, reading):
+    lines = [f"{i},{NOON},{2 if i == 120 else 1}" + ",x" * (i == 150) for i in range(1, 200)]
+    (tmp_path / "log.csv").write_text("user,ts,click\n" + "\n".join(lines) + "\n")
+    config = IngestConfig(on_bad_row="fail", source=SourceConfig(block_bytes=256))
+    with pytest.raises(ValueError, match=r"log.csv, row 120, column 'click': a label other"):
+        ingest([str(tmp_path / "log.csv")], flat_schema(), tmp_path / "out", config)
+
+
+def test_a_file_of_malformed_rows_ends_before_it_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_MOST_WAITING", 100)
+    lines = ["user,ts,click", *["1,2"] * 101, f"1,{NOON},1"]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=r"log.csv: .*Expected 3 columns, got 2.*--columns right"):
+        ingest([str(tmp_path / "log.csv")], flat_schema(), tmp_path / "out")
 
 
 def test_bytes_that_are_no_text_are_escaped_and_other_encodings_are_read(tmp_path):
