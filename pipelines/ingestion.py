@@ -128,13 +128,14 @@ class Ingestion:
         opened = [config.source.build(path) for path in paths]
         for source in opened:
             self._check_source(source)
-        self.kinds = decide_kinds(
-            opened, self.rules, config.kinds, recorded_kinds(output), config.list_separator
-        )
-        bad = Quarantine(output / "_quarantine", config.on_bad_row, config.max_bad_share)
         numbers = {name for name, rule in self.rules.items() if rule.role not in _NOT_NUMBERS}
         statistics, rows_in = Statistics(numbers), 0
         with config.partition.build(output) as partitions:
+            # Only the owner of the folder may read its kinds, or remove a quarantine left open.
+            self.kinds = decide_kinds(
+                opened, self.rules, config.kinds, recorded_kinds(output), config.list_separator
+            )
+            bad = Quarantine(output / "_quarantine", config.on_bad_row, config.max_bad_share)
             for source in opened:
                 for rows in source.rows([*self.rules, *config.keep]):
                     rows_in += len(rows.numbers) + len(rows.malformed)

@@ -13,6 +13,7 @@ import pytest
 from pipelines import sources
 from pipelines.ingest import describe, ingest, main
 from pipelines.ingestion import IngestConfig
+from pipelines.quarantine import Quarantine
 from pipelines.sources import Source, SourceConfig
 from tests.support.raw_logs import (
     BARS,
@@ -253,3 +254,24 @@ def test_a_missing_label_of_several_can_be_kept_for_the_loader_to_mask(tmp_path)
     summary = ingest([path], two, tmp_path / "out", mask)
     assert read_day(tmp_path / "out").column("like").to_pylist() == [None, 1]
     assert summary.reasons == "click: every label is missing (1)"
+
+
+def test_an_ingestion_that_comes_second_takes_nothing_from_the_first(tmp_path, monkeypatch):
+    """While one run writes a day, another of the same output fails and leaves no trace."""
+    rows = [[i, NOON, 2 if i in (1, 199) else 1] for i in range(200)]
+    path = write_csv(tmp_path / "log.csv", rows, header=["user", "ts", "click"])
+    config = IngestConfig(max_bad_share=0.5, source=SourceConfig(block_bytes=256))
+    refused, check = [], Quarantine.check
+
+    def second(self, num_rows, *, last):
+        if self.rows and not refused:  # the first bad row is set aside
+            refused.append(num_rows)
+            with pytest.raises(RuntimeError, match="another process is writing"):
+                ingest([path], flat_schema(), tmp_path / "out", config)
+        check(self, num_rows, last=last)
+
+    monkeypatch.setattr(Quarantine, "check", second)
+    summary = ingest([path], flat_schema(), tmp_path / "out", config)
+    assert refused and summary.rows_bad == 2
+    with summary.quarantine.open(newline="") as file:
+        assert [int(row["row"]) for row in csv.DictReader(file)] == [2, 200]
