@@ -68,6 +68,7 @@ class _Day:
     rows: int = 0
     file_rows: int = 0
     writer: pq.ParquetWriter | None = None
+    opened: int = 0
     files: list[str] = field(default_factory=list)
 
 
@@ -83,7 +84,7 @@ class Partitions:
         output.mkdir(parents=True, exist_ok=True)
         self._scratch = output / _SCRATCH
         self._days: dict[str, _Day] = {}
-        self._buffered = 0
+        self._buffered = self._opened = 0
         self._lock = _lock(output)
         self._clean()  # the lock is ours, so whatever lies here was left by a writer that died
 
@@ -191,10 +192,11 @@ class Partitions:
         if day.writer is None:
             held = [other for other in self._days.values() if other.writer is not None]
             if len(held) >= self.config.open_files:
-                self._finish_file(held[0])
+                self._finish_file(min(held, key=lambda other: other.opened))
             folder = self._scratch / f"dt={name}"
             folder.mkdir(parents=True, exist_ok=True)
             day.files.append(f"part-{len(day.files):05d}.parquet")
+            day.opened = self._opened = self._opened + 1
             day.writer = pq.ParquetWriter(
                 folder / day.files[-1], schema, compression="zstd", write_page_checksum=True
             )

@@ -178,6 +178,16 @@ def test_many_interleaved_days_stay_in_order_with_few_files_and_rows_in_memory(t
         )
 
 
+def test_the_file_that_was_opened_first_is_finished_first(tmp_path):
+    config = PartitionConfig(row_group_rows=1, open_files=2)
+    with config.build(tmp_path / "out") as partitions:
+        for day in "ABCABA":
+            partitions.append(f"2026-01-0{1 + 'ABC'.index(day)}", pa.table({"user": [1]}))
+        partitions.commit({}, {})
+    files = [len(day["files"]) for day in read_manifests(tmp_path / "out").values()]
+    assert files == [2, 2, 1], "the last B ends C's file, not the one that A has just opened"
+
+
 def test_memory_does_not_grow_with_the_log(tmp_path, monkeypatch):
     held = []
     append = Partitions.append
