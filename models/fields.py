@@ -1,15 +1,76 @@
 # SPDX-License-Identifier: MIT
 """The parts of tokenizers that deal with fields: numbers to vectors, vectors to tokens.
 
-Shapes: B examples, F fields, C dense columns, E width of a field's vector, D token width.
+Every field (or slice) has a matrix of its own, or all go through the multi-layer perceptrons that
+RankElastor's released code puts before its blocks: one for all slices on Criteo, one from all
+columns to all tokens on Avazu.
+
+Shapes: B examples, F fields, T tokens, C dense columns, E width of a field's vector, S sum of the
+fields' widths, D token width.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
-from models.layers import PerTokenLinear
+from models.layers import PerTokenLinear, check_choices, xavier_linear
+
+# The release's epsilon.
+_RMS_EPS = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectionConfig:
+    """How fields, or slices of them, become tokens.
+
+    kind: by an `own` matrix each; by one perceptron for all (`shared_mlp`); by one perceptron from
+      all columns to all tokens (`joint_mlp`).
+    hidden, dropout: units of the perceptron, and probability of dropout after them.
+    field_dim: read only so many first columns of every field, for widths that lookup kernels cannot
+      have (no multiple of 4); 0 for all.
+    """
+
+    kind: Literal["own", "shared_mlp", "joint_mlp"] = "own"
+    hidden: int = 0
+    dropout: float = 0.0
+    field_dim: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the fields, alone and together."""
+        check_choices(self, "model.tokenizer.projection")
+        own = self.kind == "own"
+        if (self.hidden != 0 or self.dropout != 0) if own else self.hidden < 1:
+            expected = "0 (no perceptron)" if own else "hidden of at least 1"
+            raise ValueError(
+                f"model.tokenizer.projection: kind {self.kind!r} takes {expected}, got "
+                f"hidden={self.hidden} and dropout={self.dropout}"
+            )
+        if not 0 <= self.dropout < 1 or self.field_dim < 0:
+            raise ValueError(
+                "model.tokenizer.projection: dropout must be in [0, 1) and field_dim not negative, "
+                f"got {self.dropout} and {self.field_dim}"
+            )
+
+    def build(self, widths: list[int], token_dim: int) -> nn.Module:
+        """Return the module from fields or slices of these widths, concatenated, to (B, T, D).
+
+        Raises ValueError if `shared_mlp` is to read fields of different widths.
+        """
+        if self.kind == "own":
+            return FieldProjection(widths, token_dim)
+        if self.kind == "joint_mlp":
+            return JointProjection(self, sum(widths), len(widths), token_dim)
+        if len(set(widths)) > 1:
+            raise ValueError(
+                "model.tokenizer.projection: 'shared_mlp' reads slices of one width, the fields "
+                f"have widths {sorted(set(widths))}; set num_tokens, which cuts them into equal "
+                "slices"
+            )
+        return SharedProjection(self, sum(widths), len(widths), token_dim)
 
 
 class DenseExpansion(nn.Module):
@@ -26,6 +87,41 @@ class DenseExpansion(nn.Module):
         absent = dense.isnan()
         values = torch.where(absent, 0.0, dense)[..., None] * self.weight + self.bias
         return torch.where(absent[..., None], self.missing, values)
+
+
+class FieldColumns(nn.Module):
+    """Choose and pad the columns that become tokens: (B, sum of widths) to (B, S).
+
+    Attribute widths: of the fields, or of the slices where num_tokens is not 0, whose sum S is.
+    field_dim: read only so many first columns of every field (0: all), for widths that lookup
+    kernels cannot have.
+
+    Raises ValueError if there are fewer columns than slices.
+    """
+
+    def __init__(self, widths: list[int], num_tokens: int, field_dim: int) -> None:
+        super().__init__()
+        kept = [min(width, field_dim or width) for width in widths]
+        starts = [sum(widths[:field]) for field in range(len(widths))]
+        columns = [a + c for a, width in zip(starts, kept, strict=True) for c in range(width)]
+        chosen = torch.tensor(columns, dtype=torch.int64) if kept != widths else None
+        self.chosen: Tensor | None
+        self.register_buffer("chosen", chosen, persistent=False)
+        self.widths, self.padding = kept, 0
+        if num_tokens:
+            if num_tokens > sum(kept):
+                raise ValueError(
+                    f"model.tokenizer.num_tokens: {num_tokens} slices need as many columns, the "
+                    f"fields' embeddings have {sum(kept)}; lower num_tokens or widen the tables"
+                )
+            self.padding = -sum(kept) % num_tokens
+            self.widths = [(sum(kept) + self.padding) // num_tokens] * num_tokens
+
+    def forward(self, concatenated: Tensor) -> Tensor:
+        """Map (B, sum of widths) to (B, S)."""
+        if self.chosen is not None:
+            concatenated = concatenated.index_select(1, self.chosen)
+        return nn.functional.pad(concatenated, (0, self.padding)) if self.padding else concatenated
 
 
 class FieldProjection(nn.Module):
@@ -56,3 +152,51 @@ class FieldProjection(nn.Module):
             concatenated = nn.functional.pad(concatenated, (0, 1)).index_select(1, self.columns)
         fields_BFE = concatenated.view(concatenated.shape[0], -1, self.widest)
         return self.project(fields_BFE.transpose(0, 1)).transpose(0, 1)
+
+
+class SharedProjection(nn.Module):
+    """Project slices of equal width to D by one perceptron for all: (B, S) to (B, T, D).
+
+    RMSNorm of the S columns, T slices, linear, RMSNorm, ReLU, dropout, linear.
+    """
+
+    def __init__(
+        self, config: ProjectionConfig, total: int, num_tokens: int, token_dim: int
+    ) -> None:
+        super().__init__()
+        self.num_tokens = num_tokens
+        self.norm = nn.RMSNorm(total, eps=_RMS_EPS)
+        self.mlp = _perceptron(config, total // num_tokens, token_dim)
+
+    def forward(self, concatenated: Tensor) -> Tensor:
+        """Map (B, S) to (B, T, D)."""
+        return self.mlp(self.norm(concatenated).unflatten(1, (self.num_tokens, -1)))
+
+
+class JointProjection(nn.Module):
+    """Map all columns to all tokens by one perceptron: (B, S) to (B, T, D).
+
+    RMSNorm of the S columns, linear, RMSNorm, ReLU, dropout, linear, cut into T tokens.
+    """
+
+    def __init__(
+        self, config: ProjectionConfig, total: int, num_tokens: int, token_dim: int
+    ) -> None:
+        super().__init__()
+        self.num_tokens = num_tokens
+        self.norm = nn.RMSNorm(total, eps=_RMS_EPS)
+        self.mlp = _perceptron(config, total, num_tokens * token_dim)
+
+    def forward(self, concatenated: Tensor) -> Tensor:
+        """Map (B, S) to (B, T, D)."""
+        return self.mlp(self.norm(concatenated)).unflatten(1, (self.num_tokens, -1))
+
+
+def _perceptron(config: ProjectionConfig, inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        xavier_linear(inputs, config.hidden),
+        nn.RMSNorm(config.hidden, eps=_RMS_EPS),
+        nn.ReLU(),
+        nn.Dropout(config.dropout),
+        xavier_linear(config.hidden, outputs),
+    )

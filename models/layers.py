@@ -7,7 +7,7 @@ one batched matrix product: a loop over tokens would launch T small products whe
 does. The gated form is RankElastor's (equation 4); with `extra_gate` and biases it is the form of
 that paper's released code.
 
-Shapes: B examples, T tokens, D token width, M hidden width.
+Shapes: B examples, T tokens, D token width, M hidden width, K terms of a sum.
 """
 
 from __future__ import annotations
@@ -41,6 +41,39 @@ def check_choices(config: object, section: str) -> None:
         if choices and value not in choices:
             expected = ", ".join(map(str, choices))
             raise ValueError(f"{section}: {name} must be one of {expected}; got {value!r}")
+
+
+def read_tokens(tokens: Tensor, num_tokens: int, token_dim: int, tower: str) -> Tensor:
+    """Return (B, T, D) tokens as a tower of float32 or float64 weights can read them.
+
+    Half-precision tokens (from tables kept in half precision) are widened to float32, unless
+    autocast is on and decides itself.
+
+    Raises ValueError if they are not floating-point numbers of shape (B, num_tokens, token_dim).
+    """
+    shape = tuple(tokens.shape)
+    if len(shape) != 3 or shape[1:] != (num_tokens, token_dim):
+        raise ValueError(
+            f"{tower}: built for tokens of shape (B, {num_tokens}, {token_dim}), got {shape}; "
+            "build the tower with the num_tokens and token_dim of the tokenizer that feeds it"
+        )
+    return widen(tokens, tower)
+
+
+def widen(values: Tensor, tower: str) -> Tensor:
+    """Return half-precision values in float32, unless autocast is on; others as they are.
+
+    Raises ValueError if they are not floating-point numbers.
+    """
+    if not values.is_floating_point():
+        raise ValueError(
+            f"{tower}: reads vectors of floating-point numbers, got {values.dtype}; ids become "
+            "vectors in the tables first"
+        )
+    half = values.dtype in (torch.float16, torch.bfloat16)
+    if half and not torch.is_autocast_enabled(values.device.type):
+        return values.float()
+    return values
 
 
 def make_norm(kind: NormKind, dim: int, eps: float) -> nn.Module:
@@ -105,11 +138,18 @@ class PerTokenLinear(nn.Module):
         self.weight = nn.Parameter(torch.randn(num_tokens, in_features, out_features) * std)
         self.bias = nn.Parameter(torch.zeros(num_tokens, out_features)) if bias else None
 
-    def forward(self, tokens_TBD: Tensor) -> Tensor:
-        """Return (T, B, out) of (T, B, in)."""
-        if self.bias is None:
-            return torch.bmm(tokens_TBD, self.weight)
-        return torch.baddbmm(self.bias[:, None], tokens_TBD, self.weight)
+    def forward(self, tokens_TBD: Tensor, slots: Tensor | None = None) -> Tensor:
+        """Return (T, B, out) of (T, B, in).
+
+        slots: (T,) int64, whose weights each token uses; each its own if None.
+        """
+        weight, bias = self.weight, self.bias
+        if slots is not None:
+            weight = weight.index_select(0, slots)
+            bias = None if bias is None else bias.index_select(0, slots)
+        if bias is None:
+            return torch.bmm(tokens_TBD, weight)
+        return torch.baddbmm(bias[:, None], tokens_TBD, weight)
 
 
 class PerTokenFFN(nn.Module):
@@ -123,10 +163,10 @@ class PerTokenFFN(nn.Module):
         self.up = PerTokenLinear(num_tokens, dim, hidden)
         self.down = PerTokenLinear(num_tokens, hidden, dim)
 
-    def forward(self, tokens_BTD: Tensor) -> Tensor:
-        """Return (B, T, D) of (B, T, D)."""
-        hidden = _ACTIVATIONS[self.activation](self.up(tokens_BTD.transpose(0, 1)))
-        return self.down(hidden).transpose(0, 1)
+    def forward(self, tokens_BTD: Tensor, slots: Tensor | None = None) -> Tensor:
+        """Return (B, T, D) of (B, T, D). slots: as in `PerTokenLinear`."""
+        hidden = _ACTIVATIONS[self.activation](self.up(tokens_BTD.transpose(0, 1), slots))
+        return self.down(hidden, slots).transpose(0, 1)
 
 
 class PerTokenGLU(nn.Module):

@@ -24,7 +24,7 @@ from models.losses import action_classes, action_cross_entropy, task_logits, wei
 from models.specformer import SpecFormerConfig
 from models.tokenformer import TokenFormerConfig, UserOutputs
 from models.tokens import FieldTokenizer, StreamTokenizer, TokenizerConfig
-from models.tower import TowerConfig
+from models.tower import StreamTowerConfig, TowerConfig
 
 
 class Predictions(NamedTuple):
@@ -137,7 +137,7 @@ class RankingModel(nn.Module):
                 "model.tower.mode: 'user_centric' learns from the action on every past event, the "
                 "schema has no history_actions; declare that column, or use mode 'impression'"
             )
-        if isinstance(config.tower, TokenFormerConfig):
+        if isinstance(config.tower, StreamTowerConfig):
             self.tokenizer = StreamTokenizer(schema, config.tokenizer)
             # How many classes an action token has follows from the labels.
             num_actions = 2**num_labels if schema.history_actions else 0

@@ -13,7 +13,7 @@ columns, N events of all histories, L events of one, D token width, E width of a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -23,7 +23,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from embeddings.collection import Embeddings
 from embeddings.plain import suggest
 from embeddings.schema import Schema, SparseFeature
-from models.fields import DenseExpansion, FieldProjection
+from models.fields import DenseExpansion, FieldColumns, FieldProjection, ProjectionConfig
 from models.stream import Stream
 
 
@@ -39,6 +39,7 @@ class TokenizerConfig:
     target_fields: what a stream's target token is made of: the `item`'s fields, or `all` fields of
       the example. No effect on towers that read no stream.
     stream_fields: names of the context fields that are tokens of a stream; empty: all of them.
+    projection: how fields or slices become tokens. No effect on streams.
     """
 
     token_dim: int = 32
@@ -51,6 +52,7 @@ class TokenizerConfig:
     )
     target_fields: Literal["item", "all"] = "item"
     stream_fields: tuple[str, ...] = ()
+    projection: ProjectionConfig = field(default_factory=ProjectionConfig)
 
     def __post_init__(self) -> None:
         """Check the tokenizer's own fields."""
@@ -143,18 +145,10 @@ class FieldTokenizer(nn.Module):
         names, widths, item_columns = _fields(schema, config, item=None)
         self.token_dim = config.token_dim
         self.dense = DenseExpansion(len(schema.dense), config.dense_dim) if schema.dense else None
-        self.padding = 0
+        self.columns = FieldColumns(widths, config.num_tokens, config.projection.field_dim)
         if config.num_tokens:
-            if config.num_tokens > sum(widths):
-                raise ValueError(
-                    f"model.tokenizer.num_tokens: {config.num_tokens} slices need as many columns, "
-                    f"the fields' embeddings have {sum(widths)}; lower num_tokens or widen the "
-                    "tables"
-                )
-            self.padding = -sum(widths) % config.num_tokens
-            widths = [(sum(widths) + self.padding) // config.num_tokens] * config.num_tokens
             names = [f"slice_{index}" for index in range(config.num_tokens)]
-        self.fields = FieldProjection(widths, config.token_dim)
+        self.fields = config.projection.build(self.columns.widths, config.token_dim)
         self.events, self.pooling = nn.ModuleList(), nn.ModuleList()
         acted = next((name for name in schema.histories if name in schema.history_actions), "")
         if config.history_pooling:
@@ -178,9 +172,7 @@ class FieldTokenizer(nn.Module):
         item = pooled.index_select(1, self.item_columns)
         if self.dense is not None:
             pooled = torch.cat([pooled, self.dense(dense).flatten(1).to(pooled.dtype)], 1)
-        tokens = [
-            self.fields(nn.functional.pad(pooled, (0, self.padding)) if self.padding else pooled)
-        ]
+        tokens = [self.fields(self.columns(pooled))]
         for events, pooling in zip(self.events, self.pooling, strict=True):
             values, offsets = events(embeddings.sequences, actions)
             tokens.append(pooling(values, offsets, item, events.max_length))

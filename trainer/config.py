@@ -26,9 +26,10 @@ import trainer.recipes
 from embeddings.optimizer import SparseOptimizerConfig
 from embeddings.plain import from_plain, suggest
 from embeddings.schema import Schema, load_schema
+from models.fields import ProjectionConfig
 from models.ranking import ModelConfig
 from models.specformer import SpecFormerConfig
-from models.tokenformer import TokenFormerConfig
+from models.tower import StreamTowerConfig
 from trainer.checkpoint import CheckpointConfig
 from trainer.data.loader import LoaderConfig
 from trainer.optimizer import DenseOptimizerConfig
@@ -123,11 +124,12 @@ class TrainConfig:
                 f"{self.spatial_warmup} with {type(tower).__name__}; set it to 0"
             )
         tokenizer = self.model.tokenizer
-        reads_stream = isinstance(tower, TokenFormerConfig)
+        reads_stream = isinstance(tower, StreamTowerConfig)
         idle = {
             "num_tokens": reads_stream and tokenizer.num_tokens != 0,
             "target_fields": not reads_stream and tokenizer.target_fields != "item",
             "stream_fields": not reads_stream and tokenizer.stream_fields != (),
+            "projection": reads_stream and tokenizer.projection != ProjectionConfig(),
         }
         for name, without_effect in idle.items():
             if without_effect:
@@ -135,7 +137,7 @@ class TrainConfig:
                     f"model.tokenizer.{name}: has no effect on {type(tower).__name__}, got "
                     f"{getattr(tokenizer, name)!r}; leave it at its default"
                 )
-        if isinstance(tower, TokenFormerConfig):
+        if isinstance(tower, StreamTowerConfig):
             longest = max(
                 (f.max_length for f in self.schema.sparse if f.kind == "sequence"), default=0
             )

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+"""Streams as rectangles: what the baselines that attend over a history read.
+
+TokenFormer packs ragged histories; the baselines pad them, newest event in the last column, so that
+the newest k events are the last k columns for every example. An event is its own vector, that of
+its action, and that of its place counted from the newest, so padding moves nobody's place.
+
+Shapes: B examples, F fields, N events, L columns (the longest history of the batch, at most
+`max_length`), V targets, D token width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.layers import widen
+from models.stream import Stream
+
+
+class PaddedHistory(nn.Module):
+    """Events of a stream as (B, L, D), newest last, and which of them are there, (B, L).
+
+    max_length: newest events that are used. num_actions: classes of the action on each event, 0 for
+    streams without.
+    """
+
+    def __init__(self, max_length: int, token_dim: int, num_actions: int) -> None:
+        super().__init__()
+        self.max_length = max_length
+        self.places = nn.Embedding(max_length, token_dim)
+        nn.init.normal_(self.places.weight, std=0.02)
+        self.actions = nn.Embedding(num_actions, token_dim) if num_actions else None
+        if self.actions is not None:
+            nn.init.normal_(self.actions.weight, std=0.02)
+
+    def forward(self, stream: Stream) -> tuple[Tensor, Tensor]:
+        """Return events (B, L, D), zero where there is none, and their presence (B, L)."""
+        offsets = stream.offsets
+        longest = min(self.max_length, int(offsets.diff().max()))
+        behind = torch.arange(longest, 0, -1, device=offsets.device)
+        index = offsets[1:, None] - behind
+        present = index >= offsets[:-1, None]
+        # One row more, for cells without an event: with no event at all there is no other.
+        missing = len(stream.events)
+        index = index.masked_fill(~present, missing).flatten()
+        events = functional.pad(stream.events, (0, 0, 0, 1)).index_select(0, index)
+        events = events.unflatten(0, present.shape)
+        added = self.places.weight[self.max_length - longest :]
+        if self.actions is not None and stream.actions is not None:
+            actions = functional.pad(stream.actions, (0, 1)).index_select(0, index)
+            added = added + self.actions(actions.unflatten(0, present.shape))
+        return events + added * present[..., None], present
+
+
+def read_stream(
+    stream: Stream, num_fields: int, token_dim: int, num_actions: int, tower: str
+) -> Stream:
+    """Return the stream as a tower of float32 or float64 weights can read it.
+
+    Half-precision vectors are widened to float32, unless autocast is on and decides itself.
+
+    Raises ValueError if the stream does not fit the tower's fields, width or actions.
+    """
+    expected = (num_fields, token_dim)
+    if tuple(stream.fields.shape[1:]) != expected or stream.events.shape[1:] != (token_dim,):
+        raise ValueError(
+            f"{tower}: built for fields of shape (B, {num_fields}, {token_dim}) and events of "
+            f"width {token_dim}, got {tuple(stream.fields.shape)} and "
+            f"{tuple(stream.events.shape)}; build the tower with the num_fields and token_dim of "
+            "the tokenizer that feeds it"
+        )
+    if (stream.actions is None) != (num_actions == 0):
+        raise ValueError(
+            f"{tower}: num_actions is {num_actions} but the stream has "
+            f"{'no ' if stream.actions is None else ''}actions; set num_actions to the number of "
+            "action classes, or to 0 for streams without"
+        )
+    return stream._replace(
+        fields=widen(stream.fields, tower),
+        events=widen(stream.events, tower),
+        targets=widen(stream.targets, tower),
+    )

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: MIT
+"""OneTrans on each log.
+
+A run: python -m trainer.train onetrans.demo --output DIR --data.path LOGS.
+"""
+
+from __future__ import annotations
+
+from models.baselines.onetrans import OneTransConfig
+from models.ranking import ModelConfig
+from models.tokens import TokenizerConfig
+from trainer import protocols
+from trainer.config import TrainConfig
+
+
+def demo() -> TrainConfig:
+    """OneTrans, a baseline, on the generated log."""
+    return protocols.demo("onetrans.demo", _model(max_length=20))
+
+
+def globo() -> TrainConfig:
+    """OneTrans on Globo's sessions, train 2017-10-01..11, test 2017-10-12."""
+    fields = ("environment", "deviceGroup", "os", "country", "region")
+    return protocols.globo("onetrans.globo", _model(10, stream_fields=fields))
+
+
+def _model(max_length: int, stream_fields: tuple[str, ...] = ()) -> ModelConfig:
+    # The target token is the whole impression, as in TokenFormer's recipes.
+    return ModelConfig(
+        tower=OneTransConfig(max_length=max_length),
+        tokenizer=TokenizerConfig(token_dim=32, target_fields="all", stream_fields=stream_fields),
+    )
