@@ -4,6 +4,10 @@
 Generates a few days of click logs, trains four towers on them with two ranks each through torchx,
 and ends with one table and one HTML page. It is what `make demo` runs, and nothing in it is
 special: every step prints the command that it runs.
+
+The table has each AUC with its standard error (DeLong's estimate), the AUC of the probabilities
+that the labels were drawn from, which no model can be expected to pass, and the distance to it. No
+recipe is called best whose lead is within the standard error of the difference: see `comparison`.
 """
 
 from __future__ import annotations
@@ -14,9 +18,11 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.report import comparison_table, report
+from pipelines.comparison import comparison_table
+from pipelines.report import report
 from pipelines.synthesize import SynthesisConfig, synthesize
 
 RECIPES = ("specformer.demo", "rankelastor.demo", "tokenformer.demo", "dlrm.demo")
@@ -24,21 +30,42 @@ RECIPES = ("specformer.demo", "rankelastor.demo", "tokenformer.demo", "dlrm.demo
 
 def main() -> int:
     """Run the command line and return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m pipelines.demo", description=__doc__)
-    parser.add_argument("--output", type=Path, help="folder (default: runs/demo-<time>)")
-    parser.add_argument("--recipes", nargs="+", default=list(RECIPES), help="recipes to train")
-    parser.add_argument("--rows-per-day", type=int, default=SynthesisConfig().rows_per_day)
+    rows = SynthesisConfig().rows_per_day
+    parser = argparse.ArgumentParser(
+        prog="python -m pipelines.demo",
+        description="Generate click logs, train recipes on them and compare the runs.",
+    )
+    add = parser.add_argument
+    add("--output", type=Path, metavar="DIR", help="folder to write (default: runs/demo-<time>)")
+    names = ", ".join(RECIPES)
+    add("--recipes", nargs="+", default=list(RECIPES), help=f"what to train (default: {names})")
+    add("--rows-per-day", type=int, default=rows, help=f"rows of each day (default: {rows})")
     options = parser.parse_args()
     output = options.output or Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
     if output.exists() and any(output.iterdir()):
         print(f"error: {output} is not empty; choose another --output", file=sys.stderr)
         return 2
+    try:
+        demonstrate(output, options.recipes, options.rows_per_day)
+    except (ValueError, RuntimeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def demonstrate(output: Path, recipes: Sequence[str], rows_per_day: int) -> None:
+    """Write logs, runs and the page under `output`; print the table and where the page is.
+
+    Raises:
+        ValueError: a number of rows that is not positive.
+        RuntimeError: a recipe's job failed.
+    """
     started = time.monotonic()
     logs = output / "logs"
     print(f"generating logs in {logs}", flush=True)
-    synthesize(logs, SynthesisConfig(rows_per_day=options.rows_per_day))
+    synthesize(logs, SynthesisConfig(rows_per_day=rows_per_day))
     runs = []
-    for recipe in options.recipes:
+    for recipe in recipes:
         run = output / recipe
         train(recipe, run, logs)
         add_ceiling(run, logs)
@@ -46,7 +73,6 @@ def main() -> int:
     page = report(runs, output / "report.html")
     print(f"\n{comparison_table(runs)}\n")
     print(f"report: {page.resolve()}  ({time.monotonic() - started:.0f} s in all)")
-    return 0
 
 
 def train(recipe: str, run: Path, logs: Path) -> None:

@@ -25,7 +25,9 @@ _INK, _GRID = "#0a0b0c", "#0a0b0d"
 _NUM_COLOURS = 8
 _SERIES = [f"#0e0f{index:02x}" for index in range(_NUM_COLOURS)]
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
+_MARKERS = ("o", "s", "^", "D")
 _MAX_POINTS = 400
+_WIDTH = 4.8  # inches; a phone shows them on 2.5, so that text must not be small in it
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "figure",
@@ -49,23 +51,28 @@ _STYLE: dict[Any, Any] = {
 class Line:
     """One line of a chart: points (x, y) in order of x, and the run it belongs to.
 
-    series: index that fixes colour and dash. marked: draw points alone, without a line.
+    series: index that fixes colour and dash. variant: index that fixes the form of the points, for
+    several lines of one run.
     """
 
     label: str
     series: int
     points: Sequence[tuple[float, float]]
-    marked: bool = False
+    variant: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axes:
-    """What a chart shows: title, axis titles, limits (None: from the data), whole-number ticks."""
+    """What a chart shows: title, axis titles, limits (None: from the data), whole-number ticks.
+
+    y_span: the least range of y that limits from the data have, so that noise does not look large.
+    """
 
     title: str
     x: str
     y: str
     y_limits: tuple[float, float] | None = None
+    y_span: float = 0.0
     whole_x: bool = False
 
 
@@ -78,14 +85,16 @@ def chart(name: str, axes: Axes, lines: Sequence[Line]) -> str:
     if not drawn:
         return ""
     with rc_context(_STYLE):
-        columns = min(len(drawn), 3)
+        # A letter of the legend is about 0.065 inches wide, the line before it takes 0.5.
+        longest = max(len(line.label) for line in drawn)
+        columns = max(1, min(len(drawn), 3, int(_WIDTH / (0.065 * longest + 0.5))))
         legend_inches = 0.18 * -(-len(drawn) // columns) + 0.05 if len(lines) > 1 else 0.0
-        height = 2.9 + legend_inches
-        figure = Figure(figsize=(5.6, height))
+        height = 2.7 + legend_inches
+        figure = Figure(figsize=(_WIDTH, height))
         plot = figure.subplots()
         # Fixed margins: a layout engine would draw every chart several times.
         bottom = (0.5 + legend_inches) / height
-        figure.subplots_adjust(left=0.13, right=0.97, top=1 - 0.12 / height, bottom=bottom)
+        figure.subplots_adjust(left=0.15, right=0.97, top=1 - 0.12 / height, bottom=bottom)
         for line in drawn:
             x, y = zip(*_thinned(line.points), strict=True)
             few = len(x) <= 12
@@ -93,15 +102,17 @@ def chart(name: str, axes: Axes, lines: Sequence[Line]) -> str:
                 x,
                 y,
                 color=_SERIES[line.series % _NUM_COLOURS],
-                linestyle="none" if line.marked else _DASHES[line.series % len(_DASHES)],
+                linestyle=_DASHES[line.series % len(_DASHES)],
                 linewidth=1.6,
-                marker="D" if line.marked else "o" if few else "",
-                markersize=5 if line.marked else 3.5,
+                marker=_MARKERS[line.variant % len(_MARKERS)] if few else "",
+                markersize=4,
                 label=line.label,
             )
         plot.set_xlabel(axes.x)
         plot.set_ylabel(axes.y)
-        plot.set_ylim(axes.y_limits or _limits([y for line in drawn for _, y in line.points]))
+        values = [y for line in drawn for _, y in line.points]
+        plot.set_ylim(axes.y_limits or _limits(values, axes.y_span))
+        plot.ticklabel_format(axis="y", useOffset=False)  # ticks say whole values
         if axes.whole_x:
             plot.xaxis.set_major_locator(MaxNLocator(integer=True))
         else:
@@ -119,14 +130,15 @@ def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, flo
     return points if step == 1 else [*points[:-1:step], points[-1]]
 
 
-def _limits(values: Sequence[float]) -> tuple[float, float]:
-    """Return y limits that a few high points at the start do not stretch."""
+def _limits(values: Sequence[float], span: float) -> tuple[float, float]:
+    """Return y limits at least `span` apart that a few high points at the start do not stretch."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
     usual = ordered[math.ceil(0.95 * (len(ordered) - 1))]
     if len(ordered) > 20 and high - low > 2 * (usual - low):
         high = usual
-    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    margin = 0.05 * (high - low) or (0.0 if span else 0.05 * abs(high) or 1.0)
+    margin = max(margin, (span - (high - low)) / 2)
     return low - margin, high + margin
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import math
 import re
 import sys
 from collections.abc import Sequence
@@ -21,8 +20,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from pipelines.comparison import summary, verdict
 from pipelines.figures import Axes, Line, chart
-from pipelines.runs import COLUMNS, CONSOLE, Run, is_number, read_runs, written
+from pipelines.rank_charts import rank_charts, rank_notes, rank_table
+from pipelines.runs import Run, is_number, read_runs, written
 
 
 def report(runs: Sequence[Path], output: Path) -> Path:
@@ -44,14 +45,16 @@ def report(runs: Sequence[Path], output: Path) -> Path:
         subtitle=f"Runs: {', '.join(run.name for run in found)}",
         written=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
         reading=_reading(found),
+        verdict=verdict(found),
         summary=summary(found),
         labels=_labels(found),
         epochs=_epochs(found),
         notes=[f"{run.name}: {note}" for run in found for note in run.notes],
         alarms=_alarms(found),
         curves=_curves(found),
-        ranks=_ranks(found),
-        rank_tables=[(run.name, _rank_table(run)) for run in found if run.ranks],
+        ranks=rank_charts(found),
+        rank_notes=rank_notes(found),
+        rank_tables=[(run.name, rank_table(run)) for run in found if run.ranks],
         configs=[
             (run.name, json.dumps(run.config, indent=2) if run.config else "") for run in found
         ],
@@ -62,52 +65,21 @@ def report(runs: Sequence[Path], output: Path) -> Path:
     return output
 
 
-def comparison_table(runs: Sequence[Path]) -> str:
-    """Return the runs as a plain-text table, best AUC first, for a terminal."""
-    found = read_runs(runs)
-    found.sort(key=lambda run: -(run.metrics.get("auc") or -math.inf))
-    columns = [column for column in COLUMNS if column.name in CONSOLE]
-    rows = [["Run", *(column.name for column in columns)]]
-    rows += [
-        [run.name, *(written(column.get(run), column.form) for column in columns)] for run in found
-    ]
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if index < 2 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
-
-
-def summary(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return header, rows, hints and the best cell of each column of the summary."""
-    best: dict[int, str] = {}
-    for index, column in enumerate(COLUMNS, start=1):
-        values = [value for run in runs if is_number(value := column.get(run))]
-        if column.best and len(values) > 1:
-            best[index] = written(column.best(values), column.form)
-    return {
-        "header": ["Run", *(column.name for column in COLUMNS)],
-        "hints": {column.name: column.hint for column in COLUMNS},
-        "rows": [
-            [run.name, *(written(column.get(run), column.form) for column in COLUMNS)]
-            for run in runs
-        ],
-        "best": best,
-    }
-
-
 def _reading(runs: Sequence[Run]) -> str:
-    """Return what a reader must know of the ceiling and of sampled users, if there are any."""
+    """Return what a reader must know of the ceiling, and of a GAUC of some users or none."""
     parts = []
     if any(run.gap is not None for run in runs):
         parts.append(
             "The ceiling is the AUC of the probabilities that the labels were drawn from: no model "
             "can be expected to pass it."
         )
+    missing: dict[str, list[str]] = {}
+    for run in runs:
+        if run.no_gauc:
+            missing.setdefault(run.no_gauc, []).append(run.name)
+    for why, names in missing.items():
+        of = "" if len(names) == len(runs) else f" of {', '.join(names)}"
+        parts.append(f"GAUC{of} is missing: {why}.")
     for run in runs:
         share = run.metrics.get("gauc_users_sampled")
         if is_number(share) and share < 1:
@@ -121,7 +93,7 @@ def _plain(header: list[str], rows: list[list[str]]) -> dict[str, Any]:
 
 def _labels(runs: Sequence[Run]) -> dict[str, Any] | None:
     """Return a table of every label's metrics, if a run has more than one label."""
-    keys = ("auc", "gauc", "logloss", "ne", "calibration", "label_mean")
+    keys = ("auc", "auc_standard_error", "gauc", "logloss", "ne", "calibration", "label_mean")
     rows = []
     for run in runs:
         labels = [key.removesuffix("_ne") for key in run.metrics if key.endswith("_ne")]
@@ -129,7 +101,16 @@ def _labels(runs: Sequence[Run]) -> dict[str, Any] | None:
             [f"{run.name}: {label}", *(written(run.metrics.get(f"{label}_{key}")) for key in keys)]
             for label in labels
         ]
-    header = ["Run and label", "AUC", "GAUC", "Logloss", "NE", "Calibration", "Label mean"]
+    header = [
+        "Run and label",
+        "AUC",
+        "± s.e.",
+        "GAUC",
+        "Logloss",
+        "NE",
+        "Calibration",
+        "Label mean",
+    ]
     return _plain(header, rows) if rows else None
 
 
@@ -203,58 +184,6 @@ def _curves(runs: Sequence[Run]) -> list[tuple[str, Markup]]:
     axes = Axes(title="Test AUC", x="step", y="AUC")
     found.append(("Test AUC", chart("curve-test-auc", axes, lines)))
     return [(title, Markup(svg)) for title, svg in found if svg]
-
-
-def _latest(run: Run) -> list[dict[str, Any]]:
-    """Return the records of the run's last diagnosed step."""
-    last = max((one.get("step", 0) for one in run.ranks), default=0)
-    return [one for one in run.ranks if one.get("step", 0) == last]
-
-
-def _ranks(runs: Sequence[Run]) -> list[tuple[str, Markup]]:
-    """Return (title, SVG) of effective ranks, τ and β over layers, at the last diagnosed step."""
-    latest = [_latest(run) for run in runs]
-    modules = dict.fromkeys(str(one.get("module", "")) for records in latest for one in records)
-    wanted = [(module, "ferank", f"Effective rank share, {module}") for module in modules]
-    wanted += [(None, "tau", "Softening exponent τ")]
-    found = []
-    for number, (module, key, title) in enumerate(wanted):
-        lines = [
-            Line(
-                label=run.name,
-                series=index,
-                points=sorted(
-                    _points(
-                        [one for one in records if module in (None, one.get("module"))],
-                        key,
-                        "layer",
-                    )
-                ),
-            )
-            for index, (run, records) in enumerate(zip(runs, latest, strict=True))
-        ]
-        limits = (0.0, 1.05) if key == "ferank" else None
-        axes = Axes(title=title, x="layer", y=key, y_limits=limits, whole_x=True)
-        found.append((title, Markup(chart(f"rank-{number}", axes, lines))))
-    return [(title, svg) for title, svg in found if svg]
-
-
-def _rank_table(run: Run) -> dict[str, Any]:
-    """Return every value of the last diagnosed step."""
-    records = _latest(run)
-    keys = [
-        key
-        for key in dict.fromkeys(key for one in records for key in one)
-        if key not in ("step", "layer", "module")
-    ]
-    rows = [
-        [
-            f"{one.get('module', '')} {one.get('layer', '')}",
-            *(written(one.get(key)) for key in keys),
-        ]
-        for one in records
-    ]
-    return _plain(["Module and layer", *keys], rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

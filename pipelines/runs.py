@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -42,16 +42,45 @@ class Run:
         ceiling, auc = self.metrics.get("ceiling_auc"), self.metrics.get("auc")
         return None if ceiling is None or auc is None else ceiling - auc
 
+    @property
+    def auc_error(self) -> float | None:
+        """Standard error of the AUC, or None.
+
+        DeLong's estimate as the evaluation measured it (`trainer/auc.py`); of metrics without it,
+        that of Hanley and McNeil (1982) from the counts of positives P and negatives N,
+        var A = (A (1 - A) + (P - 1) (A / (2 - A) - A²) + (N - 1) (2 A² / (1 + A) - A²)) / (P N).
+        """
+        names = ("auc_standard_error", "auc", "rows", "label_mean")
+        measured, auc, rows, rate = (self.metrics.get(name) for name in names)
+        if is_number(measured):
+            return float(measured)
+        if not (is_number(auc) and is_number(rows) and is_number(rate) and 0 < rate < 1):
+            return None
+        positives, negatives = rows * rate, rows * (1 - rate)
+        variance = auc * (1 - auc)
+        variance += max(positives - 1, 0.0) * (auc / (2 - auc) - auc**2)
+        variance += max(negatives - 1, 0.0) * (2 * auc**2 / (1 + auc) - auc**2)
+        return math.sqrt(max(variance, 0.0) / (positives * negatives))
+
+    @property
+    def no_gauc(self) -> str:
+        """Why there is no GAUC, in words; nothing if there is one, or no evaluation."""
+        if not self.metrics or is_number(self.metrics.get("gauc")):
+            return ""
+        schema = self.config.get("schema")
+        if isinstance(schema, dict) and not schema.get("user"):
+            return "this log has no user column (its schema names no user)"
+        return "no user of the test rows has both positives and negatives"
+
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the summary: how to get its value, how to write it, and which value is best."""
+    """A column of the summary: how to get its value and how to write it."""
 
     name: str
     hint: str
     get: Callable[[Run], Any]
     form: str = ".4f"
-    best: Callable[[Iterable[float]], float] | None = None
 
 
 def _metric(key: str) -> Callable[[Run], Any]:
@@ -59,20 +88,20 @@ def _metric(key: str) -> Callable[[Run], Any]:
 
 
 COLUMNS = (
-    Column("Tower", "Model tower", lambda run: run.tower),
-    Column("AUC", "Area under the ROC curve", _metric("auc"), best=max),
-    Column("± s.e.", "Standard error of the AUC", _metric("auc_standard_error")),
-    Column("To ceiling", "AUC missing to the known ceiling", lambda run: run.gap, best=min),
-    Column("GAUC", "AUC within users, by weight", _metric("gauc"), best=max),
-    Column("Logloss", "Mean cross-entropy, nats", _metric("logloss"), best=min),
-    Column("NE", "Logloss over the base rate's entropy", _metric("ne"), best=min),
+    Column("AUC", "Area under the ROC curve", _metric("auc")),
+    Column("± s.e.", "Standard error of the AUC", lambda run: run.auc_error),
+    Column("Ceiling", "AUC of the labels' true probabilities", _metric("ceiling_auc")),
+    Column("To ceiling", "AUC missing to the known ceiling", lambda run: run.gap),
+    Column("GAUC", "AUC within users, by weight", _metric("gauc")),
+    Column("Logloss", "Mean cross-entropy, nats", _metric("logloss")),
+    Column("NE", "Logloss over the base rate's entropy", _metric("ne")),
     Column("Calibration", "Predicted over observed positives", _metric("calibration")),
-    Column("Rows/s", "Trained, all ranks", _metric("rows_per_second"), form=",.0f", best=max),
+    Column("Tower", "Model tower", lambda run: run.tower),
+    Column("Rows/s", "Trained, all ranks", _metric("rows_per_second"), form=",.0f"),
     Column("Input wait", "Share of the training time", _metric("input_wait"), form=".1%"),
     Column("Ranks", "Processes that trained", _metric("world_size"), form=",.0f"),
     Column("Test rows", "Examples evaluated", _metric("rows"), form=",.0f"),
 )
-CONSOLE = ("Tower", "AUC", "To ceiling", "GAUC", "Logloss", "Rows/s")
 
 
 def read_run(path: Path, name: str) -> Run:

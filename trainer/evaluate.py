@@ -74,7 +74,8 @@ def evaluate(
         for record in records:
             number = re.search(r"\d+", record.module)
             layer = int(number[0]) + 1 if number else 0
-            ranks.append({"layer": layer, "module": record.kind, **record.values})
+            where = {"layer": layer, "module": record.kind, "path": record.module}
+            ranks.append({**where, **record.values})
     return result, ranks
 
 

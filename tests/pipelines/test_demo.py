@@ -33,7 +33,10 @@ def test_one_recipe_goes_from_logs_to_table_and_page_through_torchx(tmp_path):
     assert metrics["world_size"] == 2
     assert metrics["rows"] == 1500
     assert metrics["ceiling_auc"] == ceiling["days"]["2026-01-04"]["click"]["auc"]
-    assert "dlrm.demo" in done.stdout.split("report:")[0].splitlines()[-2]
+    row = next(line for line in done.stdout.splitlines() if line.startswith("dlrm.demo"))
+    auc, ceiling = metrics["auc"], metrics["ceiling_auc"]
+    shown = f"{auc:.4f} ± {metrics['auc_standard_error']:.4f} {ceiling:.4f} {ceiling - auc:.4f}"
+    assert " ".join(row.split()[1:6]) == shown
     page = (output / "report.html").read_text()
     assert "http://" not in page.replace("http://www.w3.org", "")
     evaluated = command(
@@ -74,6 +77,12 @@ def test_a_wrong_path_ends_with_one_message_and_code_2(tmp_path):
     assert "/nowhere" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "x").exists()
+
+
+def test_a_setting_that_no_log_can_have_ends_with_one_message(tmp_path):
+    done = command("-m", "pipelines.demo", "--output", str(tmp_path / "x"), "--rows-per-day", "0")
+    assert done.returncode == 1
+    assert done.stderr == "error: rows_per_day must be at least 1, got 0\n"
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path):

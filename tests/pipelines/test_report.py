@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.figures import Axes, Line, chart
-from pipelines.report import comparison_table, main, report
+from pipelines.report import main, report
 from pipelines.runs import written
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -66,11 +66,13 @@ class Page(html.parser.HTMLParser):
 def write_run(folder: Path, auc: float = 0.74, charts: bool = True, **metrics) -> Path:
     """Write a run's folder; without charts the page is ten times as fast to make."""
     folder.mkdir(parents=True)
-    config = {"model": {"tower": {"type": "SpecFormerConfig", "num_layers": 2}}, "seed": 7}
+    tower = {"type": "SpecFormerConfig", "num_layers": 2}
+    config = {"model": {"tower": tower}, "schema": {"user": "user_id"}, "seed": 7}
     (folder / "config.json").write_text(json.dumps(config))
     values = {
         "auc": auc,
         "auc_standard_error": 0.0012,
+        "label_mean": 0.1,
         "gauc": None,
         "logloss": 0.21,
         "ne": 0.88,
@@ -92,6 +94,7 @@ def write_run(folder: Path, auc: float = 0.74, charts: bool = True, **metrics) -
                 "step": step,
                 "layer": layer,
                 "module": module,
+                "path": f"layers.{layer}.{module}",
                 "erank": 5.0,
                 "ferank": 0.5 + layer / 10,
                 "stable_rank": 2.0,
@@ -125,9 +128,9 @@ def test_every_section_and_value_is_on_the_page(tmp_path):
     assert first["To ceiling"] == "0.0200" and first["GAUC"] == "–"
     assert first["Rows/s"] == "21,000" and first["Input wait"] == "3.4%" and first["Ranks"] == "2"
     assert dict(zip(header, found.row("second"), strict=True))["To ceiling"] == "–"
-    for text in ("Training loss", "Running AUC", "Effective rank share, attention", "exponent τ"):
+    for text in ("Training loss", "Running AUC", "rank share: attention map", "exponent τ"):
         assert text in found.text
-    assert found.row("attention 1")[1:] == [
+    assert found.row("attention 1 (layers.1.attention)")[1:] == [
         "5.0000",
         "0.6000",
         "2.0000",
@@ -136,8 +139,7 @@ def test_every_section_and_value_is_on_the_page(tmp_path):
     ]
     assert "auc stuck" in found.text and "3 predictions" in found.text
     assert '"seed": 7' in found.text
-    marked = [attributes for _, attributes in found.attributes if attributes.get("class") == "best"]
-    assert marked
+    assert "Best by AUC: first. It leads second by 0.0100" in found.text
 
 
 def test_the_page_needs_no_network_and_no_script(tmp_path):
@@ -191,7 +193,7 @@ def test_what_is_missing_is_said_in_its_place(tmp_path):
     assert "curves.jsonl cannot" not in found.text, "a line that a crash cut short is no error"
     assert "No run has a ranks.json" in found.text
     assert "bare has no config.json" in found.text
-    assert found.row("bare")[1:] == ["–"] * 12
+    assert found.row("bare")[1:] == ["–"] * 13
     _, alone = page([bare], tmp_path)
     assert "No run has a curves.jsonl" in alone.text and alone.count("svg") == 0
 
@@ -222,16 +224,109 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path):
     assert found.row(str(runs[0])) and found.row(str(runs[1]))
 
 
-def test_the_console_table_is_aligned_and_sorted(tmp_path):
-    unfinished = tmp_path / "unfinished"
-    unfinished.mkdir()
-    (unfinished / "config.json").write_text("{}")
-    runs = [unfinished, write_run(tmp_path / "low", 0.7), write_run(tmp_path / "high", 0.8)]
-    lines = comparison_table(runs).splitlines()
-    assert [line.split()[0] for line in lines] == ["Run", "----------", "high", "low", "unfinished"]
-    assert lines[0].split() == ["Run", "Tower", "AUC", "To", "ceiling", "GAUC", "Logloss", "Rows/s"]
-    assert lines[2].split() == ["high", "SpecFormer", "0.8000", "–", "–", "0.2100", "21,000"]
-    assert len({len(line) for line in lines}) == 1
+def best_cells(found: Page) -> list[str]:
+    """Return the columns that have a marked cell, of the only table that marks any."""
+    return [attributes["class"] for _, attributes in found.attributes if "class" in attributes]
+
+
+@pytest.mark.parametrize(("lead", "marked"), [(0.0016, 0), (0.0018, 2)])
+def test_the_best_is_marked_only_beyond_the_error_of_the_difference(tmp_path, lead, marked):
+    """Two errors of 0.0012 make one of 0.0017."""
+    for name, auc in (("first", 0.74 + lead), ("second", 0.74)):
+        write_run(tmp_path / name, auc, charts=False, ceiling_auc=0.76)
+    _, found = page([tmp_path / "second", tmp_path / "first"], tmp_path)
+    assert best_cells(found).count("best") == marked
+    assert ("No run is called best" in found.text) == (marked == 0)
+    assert "standard error of the difference, 0.0017 (unpaired" in found.text
+
+
+@pytest.mark.parametrize(
+    ("user", "reason"),
+    [("", "this log has no user column"), ("user_id", "no user of the test rows has both")],
+)
+def test_a_missing_gauc_is_explained(tmp_path, user, reason):
+    bare = write_run(tmp_path / "bare", charts=False)
+    (bare / "config.json").write_text(json.dumps({"schema": {"user": user}}))
+    _, found = page([bare, write_run(tmp_path / "other", charts=False, gauc=0.6)], tmp_path)
+    assert f"GAUC of bare is missing: {reason}" in found.text
+    _, found = page([bare], tmp_path)
+    assert f"GAUC is missing: {reason}" in found.text
+
+
+def figures(text: str) -> dict[str, str]:
+    """Return the markup of each figure by its title."""
+    parts = re.findall(r"<figure><figcaption>(.*?)</figcaption>(.*?)</figure>", text, re.DOTALL)
+    return dict(parts)
+
+
+def ticks(svg: str, axis: str) -> list[float]:
+    """Return the numbers written at an axis of a chart."""
+    part = svg[svg.index(f"-matplotlib.axis_{1 if axis == 'x' else 2}") :]
+    part = part[: part.index("-patch_")] if axis == "y" else part[: part.index("axis_2")]
+    found = re.findall(r">([−\d.]+)</text>", part)
+    return [float(number.replace("−", "-")) for number in found]
+
+
+@pytest.mark.parametrize(
+    ("taus", "low", "high"),
+    [([0.4972, 0.5043], 0.49, 0.512), ([0.503, 0.503], 0.492, 0.514), ([0.3, 0.8], 0.27, 0.83)],
+)
+def test_the_axis_of_tau_spans_the_values_and_at_least_a_fiftieth(tmp_path, taus, low, high):
+    run = write_run(tmp_path / "run", charts=False)
+    records = [
+        {"step": 9, "layer": layer, "module": "learned", "path": f"layers.{layer}", "tau": tau}
+        for layer, tau in enumerate(taus, start=1)
+    ]
+    (run / "ranks.json").write_text(json.dumps(records))
+    text, _ = page([run], tmp_path)
+    figure = figures(text)["Softening exponent τ"]
+    values = ticks(figure, "y")
+    assert low <= min(values) < max(values) <= high
+    assert len(values) >= 3 and max(values) - min(values) > 0.6 * max(0.02, max(taus) - min(taus))
+    assert "τ = sigmoid(a)" in figure and "starts at 0.5" in figure
+
+
+@pytest.mark.parametrize("has_path", [True, False])
+def test_two_modules_of_one_kind_in_a_layer_are_told_apart(tmp_path, has_path):
+    run = write_run(tmp_path / "run", charts=False)
+    records = [
+        {"step": 9, "layer": layer, "module": "ffn", "erank": 8.0, "ferank": ferank}
+        | ({"path": f"blocks.{layer - 1}.{path}"} if has_path else {})
+        for layer in (1, 2)
+        for path, ferank in (("ffn.layers.0", 0.4), ("ffn", 0.8))
+    ]
+    (run / "ranks.json").write_text(json.dumps(records))
+    text, found = page([run, write_run(tmp_path / "other", charts=False)], tmp_path)
+    figure = figures(text)["Effective rank share: feed-forward (ffn)"]
+    labels = re.findall(r">(run[^<]*)</text>", figure)
+    if has_path:
+        assert labels == ["run: blocks.*.ffn.layers.0", "run: blocks.*.ffn"]
+        assert found.row("ffn 2 (blocks.1.ffn)")[2] == "0.8000"
+    else:
+        assert labels == ["run: no. 1", "run: no. 2"]
+
+
+def test_effective_ranks_come_with_their_meaning_and_without_single_rows(tmp_path):
+    run = write_run(tmp_path / "run", charts=False)
+    row = {"step": 9, "layer": 1, "module": "layer", "erank": 1.0, "ferank": 1.0}
+    (run / "ranks.json").write_text(json.dumps([row]))
+    text, found = page([run], tmp_path)
+    assert not figures(text), "a chart of nothing but 1"
+    assert "Outputs of a single row are left out" in found.text
+    (run / "ranks.json").write_text(json.dumps([row | {"erank": 4.0, "ferank": 0.5}]))
+    text, found = page([run], tmp_path)
+    assert list(figures(text)) == ["Effective rank share: layer output"]
+    for words in ("ferank = erank / r", "exp(−Σ pᵢ ln pᵢ)", "between 1/r and 1", "full rank"):
+        assert words in found.text
+    assert "single row" not in found.text
+
+
+def test_a_chart_of_one_run_among_several_names_it(tmp_path):
+    run = write_run(tmp_path / "run", charts=False)
+    record = {"step": 9, "layer": 1, "module": "attention", "erank": 4.0, "ferank": 0.5}
+    (run / "ranks.json").write_text(json.dumps([record]))
+    text, _ = page([write_run(tmp_path / "other", charts=False), run], tmp_path)
+    assert ">run</text>" in figures(text)["Effective rank share: attention map"]
 
 
 def test_charts_are_well_formed_and_small():

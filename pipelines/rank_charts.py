@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: MIT
+"""The report's effective ranks: charts over layers, and what a reader must know to read them.
+
+Records are those of ranks.json: `layer` (from 1; 0 is the tower's input), `module` (the kind of
+what was measured), `path` (where in the tower; runs of old lack it) and the values. Several
+modules of a layer may be of one kind; they are told apart by their path, or by their order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from pipelines.figures import Axes, Line, chart
+from pipelines.runs import Run, is_number, written
+
+FERANK = (
+    "ferank = erank / r, where erank = exp(−Σ pᵢ ln pᵢ) with pᵢ = σᵢ / Σσ is the effective number "
+    "of directions that the singular values σ of an output spread over, and r, the smaller side of "
+    "the matrix, is the most there can be. It lies between 1/r and 1: near 1 all directions are "
+    "used alike (full rank), near 1/r the output has collapsed onto one, and its tokens all say "
+    "the same. Of an attention map, low means that all tokens attend alike."
+)
+PLACES = (
+    "Layer 0 is the tower's input; a layer is measured at its output, and inside at its token "
+    "mixing, attention map and feed-forward (ffn), on at most 256 test rows, at the last "
+    "evaluation: example by example, but TokenFormer's context as one matrix of all rows"
+)
+TAU = (
+    "Singular values enter attention as σ^τ: 1 leaves them as they are, 0 makes all alike. τ "
+    "starts at 0.5 and is learned, one a layer. The axis shows the range of the values, or 0.02 "
+    "where they differ less."
+)
+_KINDS = {"attention": "attention map", "ffn": "feed-forward (ffn)", "layer": "layer output"}
+_TAU_SPAN = 0.02
+
+
+@dataclass(frozen=True)
+class RankChart:
+    """A chart, its title and a sentence below it."""
+
+    title: str
+    svg: Markup
+    note: str = ""
+
+
+def rank_charts(runs: Sequence[Run]) -> list[RankChart]:
+    """Return charts of effective ranks by kind of module, and of τ, at each run's last diagnosis.
+
+    An output of one row is left out: its rank is 1 whatever it holds.
+    """
+    latest = [_latest(run) for run in runs]
+    kinds = dict.fromkeys(str(one.get("module", "")) for records in latest for one in records)
+    found = []
+    for number, kind in enumerate(kinds):
+        lines = []
+        for index, (run, records) in enumerate(zip(runs, latest, strict=True)):
+            shown = [one for one in records if one.get("module") == kind and not _is_row(one)]
+            lines += _lines(run.name, index, shown)
+        title = f"Effective rank share: {_KINDS.get(kind, kind)}"
+        axes = Axes(title=title, x="layer", y="ferank", y_limits=(0.0, 1.05), whole_x=True)
+        found.append(RankChart(title, Markup(chart(f"rank-{number}", axes, lines))))
+    lines = [
+        Line(label=run.name, series=index, points=_points(records, "tau"))
+        for index, (run, records) in enumerate(zip(runs, latest, strict=True))
+    ]
+    title = "Softening exponent τ"
+    axes = Axes(title=title, x="layer", y="τ = sigmoid(a)", y_span=_TAU_SPAN, whole_x=True)
+    found.append(RankChart(title, Markup(chart("rank-tau", axes, lines)), TAU))
+    return [one for one in found if one.svg]
+
+
+def rank_notes(runs: Sequence[Run]) -> list[str]:
+    """Return what ferank is, where it was measured and what is left out; nothing without ranks."""
+    records = [one for run in runs for one in _latest(run)]
+    if not any(is_number(one.get("ferank")) for one in records):
+        return []
+    left_out = any(_is_row(one) for one in records)
+    more = ". Outputs of a single row are left out: their rank is 1 whatever they hold"
+    return [FERANK, f"{PLACES}{more if left_out else ''}."]
+
+
+def rank_table(run: Run) -> dict[str, Any]:
+    """Return every value of the last diagnosed step."""
+    records = _latest(run)
+    known = ("step", "layer", "module", "path")
+    keys = [key for key in dict.fromkeys(key for one in records for key in one) if key not in known]
+    rows = [[_name(one), *(written(one.get(key)) for key in keys)] for one in records]
+    return {"header": ["Module and layer", *keys], "rows": rows, "hints": {}, "best": {}}
+
+
+def _latest(run: Run) -> list[dict[str, Any]]:
+    """Return the records of the run's last diagnosed step."""
+    last = max((one.get("step", 0) for one in run.ranks), default=0)
+    return [one for one in run.ranks if one.get("step", 0) == last]
+
+
+def _name(record: dict[str, Any]) -> str:
+    name = f"{record.get('module', '')} {record.get('layer', '')}"
+    return f"{name} ({record['path']})" if record.get("path") else name
+
+
+def _is_row(record: dict[str, Any]) -> bool:
+    """Return whether the measured matrix can have no rank but 1."""
+    return record.get("erank") == 1.0 and record.get("ferank") == 1.0
+
+
+def _points(records: Sequence[dict[str, Any]], key: str) -> list[tuple[float, float]]:
+    """Return (layer, value) of the records that have both, in order of the layers."""
+    both = [(one.get("layer"), one.get(key)) for one in records]
+    return sorted((x, y) for x, y in both if is_number(x) and is_number(y))
+
+
+def _lines(run: str, series: int, records: Sequence[dict[str, Any]]) -> list[Line]:
+    """Return one line for each place in a layer at which a run was measured."""
+    places: dict[str, list[dict[str, Any]]] = {}
+    seen: dict[tuple[Any, str], int] = {}
+    for one in records:
+        # The first number of a path counts the layers, as `layer` does.
+        path = re.sub(r"\d+", "*", str(one.get("path") or ""), count=1)
+        order = seen[one.get("layer"), path] = seen.get((one.get("layer"), path), 0) + 1
+        numbered = f"{path} no. {order}".strip() if order > 1 or not path else path
+        places.setdefault(numbered, []).append(one)
+    # A run that has none is still counted, so that a single line of several runs is named.
+    return [
+        Line(
+            label=run if len(places) < 2 else f"{run}: {place}",
+            series=series,
+            points=_points(some, "ferank"),
+            variant=variant,
+        )
+        for variant, (place, some) in enumerate(places.items() or [("", [])])
+    ]
