@@ -70,8 +70,10 @@ class RuntimeConfig:
     device: `auto` takes CUDA if there is any.
     seed: of everything random; data order has its own.
     timeout_seconds: how long a collective waits for the other ranks before the run fails.
-    num_threads: of computation per process; 0 keeps OMP_NUM_THREADS, or divides the machine's cores
-      among its processes.
+    num_threads: of computation per process; 0 keeps OMP_NUM_THREADS, and without it takes one.
+      To use more cores, start more processes: the operations of a ranking model are short, threads
+      meet after each of them, and while one is not scheduled the others spin. More than one thread
+      wants OMP_WAIT_POLICY=passive in the environment of the launch.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -104,7 +106,7 @@ def start(config: RuntimeConfig | None = None) -> Runtime:
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_world_size))
+        torch.set_num_threads(1)
     _join(rank, world_size, device, config.timeout_seconds)
     _seed(config.seed)
     # TorchRec's first batch makes torch warn, on every rank, of a function that it does not call.

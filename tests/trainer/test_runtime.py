@@ -95,6 +95,27 @@ def test_cuda_where_there_is_none_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("variable", "setting", "expected"), [(None, 0, 1), ("2", 0, None), (None, 3, 3), ("2", 3, 3)]
+)
+@pytest.mark.usefixtures("lone")
+def test_a_process_computes_on_one_thread_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, setting: int, expected: int | None
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    if variable is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    try:
+        start(RuntimeConfig(device="cpu", num_threads=setting)).stop()
+        # OMP_NUM_THREADS was torch's own concern, before it was imported: here 4 stays 4.
+        assert torch.get_num_threads() == (expected or 4)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
     "settings", [{"device": "tpu"}, {"seed": -1}, {"timeout_seconds": 0.0}, {"num_threads": -1}]
 )
 def test_a_setting_that_cannot_work_is_refused(settings: dict[str, Any]) -> None:
