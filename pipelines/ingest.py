@@ -17,6 +17,7 @@ from pathlib import Path
 from embeddings.schema import Schema, load_schema
 from pipelines.casting import Times
 from pipelines.ingestion import IngestConfig, IngestSummary
+from pipelines.parsing import UNITS_MS
 from pipelines.partition import PartitionConfig
 from pipelines.sources import SourceConfig
 
@@ -64,32 +65,69 @@ def describe(summary: IngestSummary) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return the command line, which explains every option in a line that ends with its default."""
     parser = argparse.ArgumentParser(
         prog="python -m pipelines.ingest",
+        usage="%(prog)s LOGS... --schema FILE --output DIR [options]",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_OneLine,
     )
-    add, source = parser.add_argument, SourceConfig()
-    add("sources", nargs="+", help="files, folders and globs")
-    add("--schema", required=True, help="the schema's YAML file")
-    add("--output", required=True, help="folder of the dt=YYYY-MM-DD partitions")
-    add("--format", default="", choices=["csv", "tsv", "parquet"], help="default: by file name")
-    add("--columns", default="", help="comma-separated names of the columns of CSVs without header")
-    add("--delimiter", default="", help="of text files, if not a comma or, for .tsv, a tab")
-    add("--list-separator", default="", help="between the entries of lists in text files")
-    add("--encoding", default=source.encoding, help="of text files")
-    add("--null-values", default=",".join(source.null_values), help="comma-separated")
-    add("--timestamp-unit", help="of times that are numbers: s, ms (the default), us, ns")
-    add("--timestamp-format", default="", help="strptime pattern of times that are text")
-    add("--day", default="", help="YYYY-MM-DD, for logs without timestamp")
-    add("--keep", default="", help="comma-separated columns to keep beside the schema's")
-    add("--type", action="append", default=[], metavar="COLUMN=string|int|float", dest="types")
-    add("--on-bad-row", default="quarantine", choices=["quarantine", "fail"])
-    add("--max-bad-share", type=float, default=0.01, help="beyond it nothing is written")
-    add("--null-labels", default="quarantine", choices=["quarantine", "mask"])
-    add("--row-group-rows", type=int, default=PartitionConfig().row_group_rows)
-    add("--overwrite", action="store_true", help="replace days that exist")
+    parser.add_argument("sources", metavar="LOGS", nargs="+", help="files, folders and globs")
+    default = IngestConfig()
+    add, part = parser.add_argument_group("places").add_argument, default.partition
+    add("--schema", metavar="FILE", required=True, help="the schema's YAML file (required)")
+    add("--output", metavar="DIR", required=True, help="folder of the partitions (required)")
+    add("--overwrite", action="store_true", help="replace days that exist (default: refuse)")
+    size = part.row_group_rows
+    rows = f"rows of a Parquet row group (default: {size})"
+    add("--row-group-rows", metavar="ROWS", type=int, default=size, help=rows)
+
+    add, source = parser.add_argument_group("files").add_argument, default.source
+    names = ("csv", "tsv", "parquet")
+    form = "csv, tsv or parquet (default: by each file's name)"
+    add("--format", default="", choices=names, metavar="NAME", help=form)
+    add("--columns", default="", metavar="A,B", help="a CSV's columns (default: its first row)")
+    cut = "between columns; `tab` for a tab (default: a comma, in .tsv a tab)"
+    add("--delimiter", default="", metavar="CHAR", help=cut)
+    entries = "between the entries of a list in text (default: none, lists are refused)"
+    add("--list-separator", default="", metavar="CHAR", help=entries)
+    code, nulls = source.encoding, ",".join(source.null_values)
+    add("--encoding", metavar="NAME", default=code, help=f"of text files (default: {code})")
+    absent = f"texts that count as null, the empty one too (default: {nulls})"
+    add("--null-values", metavar="A,B", default=nulls, help=absent)
+
+    _add_rows(parser, default)
     return parser
+
+
+def _add_rows(parser: argparse.ArgumentParser, default: IngestConfig) -> None:
+    """Add what concerns values and bad rows."""
+    add = parser.add_argument_group("values").add_argument
+    kinds = "string, int or float; may be repeated (default: as the first rows look)"
+    add("--type", metavar="COLUMN=KIND", action="append", default=[], dest="types", help=kinds)
+    add("--keep", metavar="A,B", default="", help="columns to keep as they are (default: none)")
+    units = f"of times that are numbers: {', '.join(UNITS_MS)} (default: ms)"
+    add("--timestamp-unit", metavar="UNIT", help=units)
+    pattern = "strptime pattern of times that are text (default: ISO 8601)"
+    add("--timestamp-format", metavar="PATTERN", default="", help=pattern)
+    day = "of logs without timestamp (default: of their dt=YYYY-MM-DD folder)"
+    add("--day", metavar="YYYY-MM-DD", default="", help=day)
+
+    add = parser.add_argument_group("bad rows").add_argument
+    policy, labels, share = default.on_bad_row, default.null_labels, default.max_bad_share
+    bad = f"quarantine it, or fail at the first (default: {policy})"
+    add("--on-bad-row", metavar="DO", default=policy, choices=("quarantine", "fail"), help=bad)
+    null = f"quarantine the row, or mask the missing label (default: {labels})"
+    add("--null-labels", metavar="DO", default=labels, choices=("quarantine", "mask"), help=null)
+    many = f"share of bad rows beyond which nothing is written (default: {share})"
+    add("--max-bad-share", metavar="SHARE", type=float, default=share, help=many)
+
+
+class _OneLine(argparse.RawDescriptionHelpFormatter):
+    """Help that is wide enough for a line an option, whatever the terminal."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=105)
 
 
 def _config(given: argparse.Namespace) -> IngestConfig:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import sources
-from pipelines.ingest import describe, ingest, main
+from pipelines.ingest import _parser, describe, ingest, main
 from pipelines.ingestion import IngestConfig
 from pipelines.quarantine import Quarantine
 from pipelines.sources import Source, SourceConfig
@@ -244,6 +244,23 @@ def test_an_unusable_file_is_one_line_on_stderr_and_exit_code_2(
     assert error.count("\n") == 1 and name in error
     with pytest.raises(ValueError, match=message):
         ingest([str(tmp_path / name)], flat_schema(), tmp_path / "out")
+
+
+def test_help_gives_every_option_one_line_that_ends_with_its_default(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    for action in _parser()._actions[2:]:
+        option = action.option_strings[0]
+        (line,) = (line for line in text.splitlines() if line.strip().startswith(option))
+        said = line[line.rindex("(") :]
+        if action.required:
+            assert said == "(required)", line
+        elif action.default:
+            assert said == f"(default: {action.default})", line
+        else:
+            assert said.startswith("(default: "), line
+    assert max(map(len, text.splitlines())) <= 105
 
 
 def test_a_missing_label_of_several_can_be_kept_for_the_loader_to_mask(tmp_path):
