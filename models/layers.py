@@ -128,12 +128,20 @@ class PerTokenLinear(nn.Module):
 
     Tokens come first, as the batched product wants them; `PerTokenFFN` and its kin transpose once
     on the way in and once on the way out. Weights are Xavier-normal, biases zero.
+
+    Raises ValueError if a size is not positive.
     """
 
     def __init__(
         self, num_tokens: int, in_features: int, out_features: int, bias: bool = True
     ) -> None:
         super().__init__()
+        if min(num_tokens, in_features, out_features) < 1:
+            raise ValueError(
+                "per-token weights: tokens and widths must be positive, got "
+                f"{num_tokens} tokens from width {in_features} to {out_features}; a hidden width "
+                "of 0 comes from an expansion that is too small for the token width"
+            )
         std = (2.0 / (in_features + out_features)) ** 0.5
         self.weight = nn.Parameter(torch.randn(num_tokens, in_features, out_features) * std)
         self.bias = nn.Parameter(torch.zeros(num_tokens, out_features)) if bias else None

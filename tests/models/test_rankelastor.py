@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from models.layers import PerTokenGLU, PerTokenLinear
 from models.rankelastor import (
@@ -94,26 +93,6 @@ def test_block_transpose_is_the_published_permutation_and_its_own_inverse() -> N
     assert int(weight.trace()) == 6
 
 
-@pytest.mark.parametrize("block", [1, 2])
-def test_commutation_mixing_is_rankmixer(block: int) -> None:
-    config = RankElastorConfig(mixing_init="commutation", mixing_block=block)
-    paper = PaperBlock(config, 3, 12).double()
-    tokens = torch.randn(4, 3, 12, dtype=DOUBLE)
-    heads = tokens.view(4, 3, 3, 4).transpose(1, 2).reshape(4, 3, 12)
-    rankmixer = functional.layer_norm(heads + tokens, (12,))
-    assert torch.equal(paper.norm(paper.mixing(tokens)), rankmixer)
-
-
-def test_released_mixing_is_rankmixer_only_for_unit_root_mean_square() -> None:
-    config = RankElastorConfig(variant="code", mixing_init="commutation")
-    mixing = ResidualMixing(config, 3, 6, released=True).double()
-    tokens = torch.randn(4, 3, 6, dtype=DOUBLE) * 2
-    heads = tokens.view(4, 3, 3, 2).transpose(1, 2).reshape(4, 3, 6)
-    assert (mixing(tokens) - tokens - heads).abs().max() > 0.1
-    size = tokens.flatten(1).square().mean(1).sqrt()[:, None, None]
-    assert torch.allclose(mixing(tokens / size), (tokens + heads) / size, atol=1e-11)
-
-
 def test_block_mixing_is_a_kronecker_product_and_low_rank_a_product() -> None:
     tokens = torch.randn(4, 3, 6, dtype=DOUBLE)
     mixing = ResidualMixing(RankElastorConfig(mixing_block=2), 3, 6).double()
@@ -128,7 +107,9 @@ def test_block_mixing_is_a_kronecker_product_and_low_rank_a_product() -> None:
     assert torch.allclose(mixing(tokens), expected)
 
 
-@pytest.mark.parametrize("settings", [{}, {"mixing_rank": 2}, {"mixing_block": 2}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"mixing_rank": 2}, {"mixing_block": 2}, {"mixing_terms": 2}]
+)
 def test_zero_start_does_not_mix_and_still_learns(settings: dict[str, Any]) -> None:
     mixing = ResidualMixing(RankElastorConfig(mixing_init="zero", **settings), 3, 6)
     tokens = torch.randn(4, 3, 6)
@@ -221,3 +202,81 @@ def test_sizes_that_do_not_fit_are_errors() -> None:
         RankElastorConfig(mixing_block=4).build(3, 6)
     with pytest.raises(ValueError, match="commutation"):
         RankElastorConfig(mixing_init="commutation").build(15, 26)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mixing_block": 0}, "mixing_block must be at least 1"),
+        ({"mixing_rank": -1}, "mixing_rank must be at least 0"),
+        ({"mixing_terms": -1}, "mixing_terms is positive"),
+        ({"mixing_terms": 2, "mixing_rank": 2}, "one structure at a time"),
+        ({"mixing_terms": 2, "mixing_block": 2}, "one structure at a time"),
+        ({"mixing_terms": 2, "mixing_init": "commutation"}, "cannot be factored"),
+        ({"expansion": 0.0}, "expansion and hidden_units must be positive"),
+        ({"variant": "code", "hidden_units": (0,)}, "expansion and hidden_units must be positive"),
+    ],
+)
+def test_structures_that_cannot_be_are_errors(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RankElastorConfig(**settings)
+
+
+def test_sizes_that_no_mixing_or_unit_has_are_errors() -> None:
+    with pytest.raises(ValueError, match="cannot exceed the matrix it factors, 18 rows"):
+        RankElastorConfig(mixing_rank=19).build(3, 6)
+    with pytest.raises(ValueError, match="needs tokens of a width"):
+        RankElastorConfig().build(0, 6)
+    with pytest.raises(ValueError, match="expansion that is too small"):
+        RankElastorConfig(expansion=0.1).build(3, 4)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 6), (2, 3, 5), (2, 18), (3, 6)])
+def test_tokens_of_another_schema_are_refused_with_both_shapes(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"built for tokens of shape \(B, 3, 6\), got") as error:
+        RankElastorConfig().build(3, 6)(torch.randn(shape))
+    assert str(shape) in str(error.value)
+
+
+def test_ids_in_place_of_vectors_are_refused() -> None:
+    with pytest.raises(ValueError, match="ids become vectors in the tables"):
+        RankElastorConfig().build(3, 6)(torch.ones(2, 3, 6, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("variant", ["paper", "code"])
+def test_half_precision_tokens_are_read_in_single_precision(
+    variant: Any, dtype: torch.dtype
+) -> None:
+    tower = RankElastorConfig(variant=variant).build(3, 6)
+    tokens = torch.randn(4, 3, 6).to(dtype).requires_grad_()
+    out = tower(tokens)
+    assert out.dtype == torch.float32
+    assert torch.equal(out, tower(tokens.detach().float()))
+    out.sum().backward()
+    assert tokens.grad is not None and tokens.grad.dtype == dtype
+
+
+def test_structures_cost_as_many_weights_as_they_say() -> None:
+    sizes = {
+        name: sum(p.numel() for p in ResidualMixing(config, 24, 64).parameters())
+        for name, config in (
+            ("full", RankElastorConfig()),
+            ("tokens", RankElastorConfig(mixing_block=64)),
+            ("terms", RankElastorConfig(mixing_terms=3)),
+            ("rank", RankElastorConfig(mixing_rank=16)),
+        )
+    }
+    assert sizes == {
+        "full": (24 * 64) ** 2,
+        "tokens": 24**2,
+        "terms": 3 * (24**2 + 64**2),
+        "rank": 2 * 16 * 24 * 64,
+    }
+
+
+def test_a_sum_of_products_starts_with_the_variance_of_a_xavier_matrix() -> None:
+    mixing = ResidualMixing(RankElastorConfig(mixing_terms=4), 24, 32)
+    assert mixing.left is not None
+    whole = torch.einsum("otk,kde->odte", mixing.left.detach(), mixing.weight.detach())
+    assert abs(float(whole.std()) * (24 * 32) ** 0.5 - 1) < 0.1
