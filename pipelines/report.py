@@ -25,15 +25,22 @@ from pipelines.figures import Axes, Line, chart
 from pipelines.rank_charts import rank_charts, rank_notes, rank_table
 from pipelines.runs import Run, is_number, read_runs, written
 
+_PAGE = "report.html"
+
 
 def report(runs: Sequence[Path], output: Path) -> Path:
     """Write the page that compares `runs` and return its path.
 
     Raises:
-        ValueError: no runs, or a folder that is not one.
+        ValueError: no runs, a folder that is not one, or an output that is a folder.
     """
     if not runs:
         raise ValueError("report: expected at least one run folder, got none")
+    output = Path(output)
+    if output.is_dir():
+        raise ValueError(
+            f"{output}: expected the page's file, got a folder; pass --output {output / _PAGE}"
+        )
     found = read_runs(runs)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -59,7 +66,6 @@ def report(runs: Sequence[Path], output: Path) -> Path:
             (run.name, json.dumps(run.config, indent=2) if run.config else "") for run in found
         ],
     )
-    output = Path(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(page, encoding="utf-8")
     return output
@@ -191,12 +197,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m pipelines.report", description="Compare runs in one HTML page."
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
-    parser.add_argument("--output", type=Path, default=Path("report.html"))
+    add, page = parser.add_argument, Path(_PAGE)
+    add("runs", nargs="+", type=Path, metavar="RUN", help="a folder that trainer.train has written")
+    add("--output", type=Path, metavar="FILE", default=page, help=f"the page (default: {page})")
     options = parser.parse_args(arguments)
     try:
         print(report(options.runs, options.output))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

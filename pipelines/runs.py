@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 DASH = "–"
+# Any of these makes a folder a run's.
+_FILES = ("config.json", "metrics.json", "curves.jsonl")
+_NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +113,7 @@ def read_run(path: Path, name: str) -> Run:
     Raises:
         ValueError: `path` is not a folder, or holds none of a run's files.
     """
-    if not path.is_dir():
-        raise ValueError(f"{path}: expected the folder of a run (trainer.train --output), got none")
-    if not any((path / name).exists() for name in ("config.json", "metrics.json", "curves.jsonl")):
-        raise ValueError(
-            f"{path}: holds no run (expected config.json, metrics.json or curves.jsonl); "
-            "pass the folder given to trainer.train --output"
-        )
+    _check_is_run(path)
     notes: list[str] = []
     run = Run(
         name=name,
@@ -127,6 +124,34 @@ def read_run(path: Path, name: str) -> Run:
         ranks=_read(path / "ranks.json", list, notes, False),
     )
     return dataclasses.replace(run, notes=tuple(notes))
+
+
+def _check_is_run(path: Path) -> None:
+    """Raise a ValueError that says what is there instead of a run, and where runs are near."""
+    if _is_run(path):
+        return
+    expected = f"expected the folder of a run, with {', '.join(_FILES[:-1])} or {_FILES[-1]}"
+    if path.is_dir():
+        names = sorted(one.name + "/" * one.is_dir() for one in path.iterdir())
+        there = f"a folder with {_listed(names)}" if names else "an empty folder"
+        near = path
+    else:
+        there = "a file" if path.exists() else "nothing of that name"
+        near = path.parent
+    runs = sorted(str(one) for one in near.iterdir() if _is_run(one)) if near.is_dir() else []
+    way_out = (
+        f"runs are in {_listed(runs)}" if runs else "pass what trainer.train was given as --output"
+    )
+    raise ValueError(f"{path}: {expected}, got {there}; {way_out}")
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in _FILES)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _read(path: Path, kind: type, notes: list[str], needed: bool) -> Any:

@@ -369,9 +369,37 @@ def test_the_command_writes_the_page_and_refuses_what_is_no_run(tmp_path, capsys
     assert main([str(run), "--output", str(output)]) == 0
     assert output.exists() and capsys.readouterr().out.strip() == str(output)
     assert main([str(tmp_path / "nowhere"), "--output", str(output)]) == 2
-    assert "expected the folder of a run" in capsys.readouterr().err
-    (tmp_path / "void").mkdir()
-    assert main([str(tmp_path / "void"), "--output", str(output)]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "nowhere: expected the folder of a run, with config.json, metrics.json or" in error
+    assert f"got nothing of that name; runs are in {run}" in error
+    assert main([str(run), "--output", str(tmp_path)]) == 2
+    assert f"got a folder; pass --output {output}" in capsys.readouterr().err
     with pytest.raises(ValueError, match="at least one run"):
         report([], output)
+
+
+@pytest.mark.parametrize(
+    ("files", "got"),
+    [
+        ((), "got an empty folder; pass what trainer.train was given as --output"),
+        (("thesis.txt", "logs/a.csv"), "got a folder with logs/, thesis.txt; pass what trainer"),
+        (("a.demo/metrics.json", "logs/a.csv"), "got a folder with a.demo/, logs/; runs are in "),
+        (tuple("123456789"), "got a folder with 1, 2, 3, 4, 5 and 4 more; pass"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_told_by_what_it_holds(tmp_path, files, got):
+    place = tmp_path / "place"
+    place.mkdir()
+    for name in files:
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text("{}")
+    with pytest.raises(ValueError, match=re.escape(got)) as raised:
+        report([place], tmp_path / "report.html")
+    if "runs are in" in got:
+        assert str(raised.value).endswith(str(place / "a.demo"))
+
+
+def test_a_file_is_no_run(tmp_path):
+    run = write_run(tmp_path / "run", charts=False)
+    with pytest.raises(ValueError, match=r"got a file; pass what trainer\.train was given"):
+        report([run / "metrics.json"], tmp_path / "report.html")
