@@ -19,7 +19,6 @@ import importlib.metadata
 import json
 import os
 import pickle
-import re
 import shutil
 import zlib
 from collections.abc import Mapping
@@ -38,8 +37,7 @@ from torch.distributed.checkpoint import (
 )
 from torch.distributed.checkpoint.api import CheckpointException
 
-MANIFEST = "manifest.json"
-_STEP = re.compile(r"step-(\d+)")
+from trainer.manifest import MANIFEST, commit, read_manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,54 +84,10 @@ def save(tensors: Mapping[str, Any], directory: Path, step: int, manifest: dict[
             file.flush()
             os.fsync(file.fileno())
         _sync_folder(temporary)
-        if target.exists():
-            replaced = directory / f".step-{step}.replaced"
-            shutil.rmtree(replaced, ignore_errors=True)
-            target.rename(replaced)
-            temporary.rename(target)
-            shutil.rmtree(replaced)
-        else:
-            temporary.rename(target)
+        commit(temporary, target)
         _sync_folder(directory)
     _barrier()
     return target
-
-
-def prune(directory: Path, keep: int) -> None:
-    """Remove all but the `keep` newest complete checkpoints (rank 0 only)."""
-    if _rank() == 0:
-        for path in complete(directory)[:-keep]:
-            shutil.rmtree(path)
-
-
-def complete(directory: Path) -> list[Path]:
-    """Return the complete checkpoints below `directory`, oldest first."""
-    found = [
-        (int(match[1]), path)
-        for path in (directory.iterdir() if directory.is_dir() else ())
-        if (match := _STEP.fullmatch(path.name)) and (path / MANIFEST).is_file()
-    ]
-    return [path for _, path in sorted(found)]
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of the checkpoint at `path`.
-
-    Raises:
-        ValueError: not a complete checkpoint.
-    """
-    try:
-        return json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        near = complete(path) or complete(path / "checkpoints")
-        hint = f"; did you mean {near[-1]}?" if near else ""
-        raise ValueError(
-            f"{path}: not a complete checkpoint (a folder step-N that holds {MANIFEST}){hint}"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{path / MANIFEST}: damaged ({error}); use an older checkpoint"
-        ) from error
 
 
 def load(tensors: Mapping[str, Any], path: Path) -> None:
@@ -254,7 +208,7 @@ class _Reader(filesystem.FileSystemReader):
 
 def _verify(path: Path) -> None:
     """Compare the files at `path` with the manifest's checksums; each rank reads its share."""
-    expected = read_manifest(path).get("files", {})
+    expected = read_manifest(path)["files"]
     damaged = []
     for name in sorted(expected)[_rank() :: _world_size()]:
         try:

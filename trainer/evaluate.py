@@ -28,6 +28,7 @@ from trainer.config import TrainConfig, config_from_dict
 from trainer.curves import json_ready
 from trainer.data.loader import Loader
 from trainer.data.parquet import LogFile, check_families
+from trainer.manifest import RUN, complete, read_manifest
 from trainer.metrics import Metrics
 from trainer.parallelize import Pipeline
 from trainer.runtime import Runtime, start
@@ -111,7 +112,7 @@ def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> d
     """
     from trainer.loop import build_parallel, open_loader
 
-    manifest = checkpoint.read_manifest(path)
+    manifest = read_manifest(path, RUN)
     config = config_from_dict(manifest["config"])
     if not days and runtime.is_first:
         trained_on = config.data.train_days or "every day of its log"
@@ -151,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--days", default="", help="FIRST:LAST or DAY; default: every day")
     options = parser.parse_args(arguments)
     path = options.checkpoint
-    newest = checkpoint.complete(path / "checkpoints") or checkpoint.complete(path)
+    newest = complete(path / "checkpoints") or complete(path)
     runtime = None
     try:
         runtime = start()

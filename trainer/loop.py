@@ -26,6 +26,7 @@ from trainer.curves import write_json
 from trainer.data.loader import Loader
 from trainer.data.parquet import check_families, discover, keep_rows
 from trainer.evaluate import evaluate
+from trainer.manifest import RUN, prune, read_manifest
 from trainer.optimizer import learning_rates
 from trainer.parallelize import Parallel, Pipeline, parallelize
 from trainer.run_folder import CHECKPOINTS, METRICS, RANKS, claim
@@ -186,11 +187,12 @@ class Trainer:
         }
         directory = self.output / CHECKPOINTS
         checkpoint.save(self.state.tensors(), directory, self.step, manifest)
-        checkpoint.prune(directory, self.config.checkpoint.keep)
+        if self.runtime.is_first:
+            prune(directory, self.config.checkpoint.keep)
 
     def _resume(self, path: Path) -> None:
         """Continue from the checkpoint at `path`."""
-        manifest = checkpoint.read_manifest(path)
+        manifest = read_manifest(path, RUN)
         self.state.load(path)
         self.precision.load_state_dict(manifest["precision"])
         self.step, self.rows, self.epoch = manifest["step"], manifest["rows"], manifest["epoch"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainer.checkpoint import complete
 from trainer.config import TrainConfig, to_dict, write_config
+from trainer.manifest import complete, recover
 from trainer.runtime import Runtime
 
 CONFIG = "config.json"
@@ -73,7 +73,8 @@ def _claim(output: Path, config: TrainConfig) -> Path | None:
                 f"({'; '.join(differences[:5])}); resume it with the same settings, or choose "
                 "another --output"
             )
-        _lock(output)
+        if _lock(output):
+            recover(output / CHECKPOINTS)
         found = complete(output / CHECKPOINTS)
         return found[-1] if found else None
     unfinished = f".{CONFIG}"  # left by a process that died before it had a configuration
@@ -89,8 +90,10 @@ def _claim(output: Path, config: TrainConfig) -> Path | None:
     return None
 
 
-def _lock(output: Path) -> None:
+def _lock(output: Path) -> bool:
     """Keep other processes out of `output` for as long as this one lives.
+
+    Returns whether that worked: some file systems have no locks.
 
     Raises:
         ValueError: another process trains in it.
@@ -98,7 +101,7 @@ def _lock(output: Path) -> None:
     path = (output / _LOCK).resolve()
     held = _held.get(path)
     if held is not None and path.exists() and os.path.samestat(os.stat(path), os.fstat(held)):
-        return
+        return True
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,8 +112,10 @@ def _lock(output: Path) -> None:
             "another --output"
         ) from None
     except OSError:
-        pass  # a file system without locks
+        os.close(handle)
+        return False
     _held[path] = handle
+    return True
 
 
 def _read_config(path: Path) -> Any:

@@ -57,3 +57,14 @@ def test_a_folder_that_cannot_be_used_is_named_with_a_way_out(tmp_path, runtime)
     (tmp_path / "run" / CONFIG).write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match=r"config\.json: damaged .*choose another --output"):
         claim(tmp_path / "run", config, runtime)
+
+
+def test_what_a_process_that_died_left_is_cleaned_up_by_the_next_one(tmp_path, runtime):
+    output, config = tmp_path / "run", load_recipe(RECIPE)
+    claim(output, config, runtime)
+    for name in ("step-3", ".step-4.replaced", ".step-5.incomplete", ".step-2.removed"):
+        (output / "checkpoints" / name).mkdir(parents=True)
+    for name in ("step-3", ".step-4.replaced"):
+        (output / "checkpoints" / name / "manifest.json").write_text("{}")
+    assert claim(output, config, runtime) == output / "checkpoints" / "step-4"
+    assert sorted(p.name for p in (output / "checkpoints").iterdir()) == ["step-3", "step-4"]

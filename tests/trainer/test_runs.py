@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import runs
 from tests.support.runs import BATCH, DAYS
-from trainer import checkpoint
+from trainer.manifest import complete
 
 TOWERS = (
     "specformer.demo",
@@ -75,7 +75,7 @@ def test_a_killed_run_resumes_bit_by_bit(recipe, logs, processes, tmp_path):
     )
     whole = processes.run(runs.train, config, tmp_path / "whole")[0]
     processes.run(runs.train_until, config, tmp_path / "cut", 7)
-    assert [path.name for path in checkpoint.complete(tmp_path / "cut/checkpoints")] == [
+    assert [path.name for path in complete(tmp_path / "cut/checkpoints")] == [
         "step-3",
         "step-6",
     ]
@@ -88,7 +88,7 @@ def test_a_killed_run_resumes_bit_by_bit(recipe, logs, processes, tmp_path):
 def test_a_checkpoint_evaluates_to_the_runs_metrics_at_any_world_size(logs, processes, tmp_path):
     config = runs.small("dlrm.demo", logs)
     trained = processes.run(runs.train, config, tmp_path / "run")[0]
-    path = checkpoint.complete(tmp_path / "run/checkpoints")[-1]
+    path = complete(tmp_path / "run/checkpoints")[-1]
     for world_size in (1, 2):
         metrics = processes.run(runs.evaluated, path, logs, DAYS[1], world_size=world_size)[0]
         assert metrics["rows"] == trained["rows"] == 640
