@@ -167,11 +167,10 @@ class Telemetry:
         if not self._begun:
             self.start(step)
         append(self.output_dir / "evaluations.jsonl", {"step": step, **metrics})
-        names = [
-            name for name in ("auc", "gauc", "logloss", "ne", "calibration") if name in metrics
-        ]
-        numbers = ", ".join(f"{name} {metrics[name]:.4f}" for name in names)
-        self.say(f"evaluation at step {step:,}: {numbers} over {metrics.get('rows', 0):,.0f} rows")
+        self.say(
+            f"evaluation at step {step:,}: {_evaluated(metrics)} over "
+            f"{metrics.get('rows', 0):,.0f} rows"
+        )
 
     def say(self, text: str, loud: bool = False) -> None:
         """Print a line on rank 0's stderr, above the progress bar; if quiet, only if `loud`."""
@@ -271,6 +270,22 @@ def _numbers(record: Mapping[str, Any]) -> str:
         f"loss {record['loss']:.4f}  auc {record['auc']:.4f}  "
         f"{record['rows_per_second']:,.0f} rows/s  input wait {record['input_wait']:.0%}"
     )
+
+
+def _evaluated(metrics: Mapping[str, Any]) -> str:
+    """Return an evaluation's main numbers as one line; a GAUC that a log cannot have is left out.
+
+    Behind the AUC stands its standard error, without which two evaluations cannot be compared.
+    """
+    parts = []
+    for name in ("auc", "gauc", "logloss", "ne", "calibration"):
+        if name not in metrics or (name == "gauc" and math.isnan(metrics[name])):
+            continue
+        parts.append(f"{name} {metrics[name]:.4f}")
+        error = metrics.get(f"{name}_standard_error", math.nan)
+        if not math.isnan(error):
+            parts[-1] += f" ± {error:.4f}"
+    return ", ".join(parts)
 
 
 def _progress_bar() -> Progress:

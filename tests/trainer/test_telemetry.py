@@ -159,6 +159,20 @@ def test_evaluations_are_said_and_kept(tmp_path, capsys):
     assert "auc 0.7500" in capsys.readouterr().err
 
 
+def test_an_evaluation_says_its_error_and_no_gauc_that_the_log_cannot_have(tmp_path, capsys):
+    metrics = {"auc": 0.75, "auc_standard_error": 0.0031, "logloss": 0.2, "rows": 1000.0}
+    with Telemetry(tmp_path, 0, 4, TelemetryConfig(mode="plain")) as telemetry:
+        telemetry.evaluation(4, metrics | {"gauc": math.nan})
+        telemetry.evaluation(4, metrics | {"gauc": 0.7})
+        telemetry.evaluation(4, {"auc": math.nan, "auc_standard_error": math.nan, "rows": 1.0})
+    said = [line.split(": ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+    assert said == [
+        "auc 0.7500 ± 0.0031, logloss 0.2000 over 1,000 rows",
+        "auc 0.7500 ± 0.0031, gauc 0.7000, logloss 0.2000 over 1,000 rows",
+        "auc nan over 1 rows",
+    ]
+
+
 @dataclass
 class Clock:
     """A clock that only moves when told to."""
