@@ -117,21 +117,27 @@ def _points(records: Sequence[dict[str, Any]], key: str) -> list[tuple[float, fl
 
 def _lines(run: str, series: int, records: Sequence[dict[str, Any]]) -> list[Line]:
     """Return one line for each place in a layer at which a run was measured."""
-    places: dict[str, list[dict[str, Any]]] = {}
-    seen: dict[tuple[Any, str], int] = {}
+    # Layers are built alike, so the n-th of a kind is the same module in each of them.
+    places: list[list[dict[str, Any]]] = []
+    seen: dict[Any, int] = {}
     for one in records:
-        # The first number of a path counts the layers, as `layer` does.
-        path = re.sub(r"\d+", "*", str(one.get("path") or ""), count=1)
-        order = seen[one.get("layer"), path] = seen.get((one.get("layer"), path), 0) + 1
-        numbered = f"{path} no. {order}".strip() if order > 1 or not path else path
-        places.setdefault(numbered, []).append(one)
+        order = seen[one.get("layer")] = seen.get(one.get("layer"), -1) + 1
+        if order == len(places):
+            places.append([])
+        places[order].append(one)
+    # The first number of a path counts the layers, as `layer` does.
+    paths = [re.sub(r"\d+", "*", str(some[-1].get("path") or ""), count=1) for some in places]
+    names = [
+        path if paths.count(path) == 1 else f"{path} no. {number}".strip()
+        for number, path in enumerate(paths, start=1)
+    ]
     # A run that has none is still counted, so that a single line of several runs is named.
     return [
         Line(
-            label=run if len(places) < 2 else f"{run}: {place}",
+            label=run if len(places) < 2 else f"{run}: {name}",
             series=series,
             points=_points(some, "ferank"),
             variant=variant,
         )
-        for variant, (place, some) in enumerate(places.items() or [("", [])])
+        for variant, (name, some) in enumerate(zip(names or [""], places or [[]], strict=True))
     ]

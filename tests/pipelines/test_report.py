@@ -321,6 +321,20 @@ def test_effective_ranks_come_with_their_meaning_and_without_single_rows(tmp_pat
     assert "single row" not in found.text
 
 
+def test_the_input_is_the_first_point_of_the_layers_line(tmp_path):
+    run = write_run(tmp_path / "run", charts=False)
+    paths = ("inputs", "layers.0", "layers.1")
+    records = [
+        {"step": 9, "layer": layer, "module": "layer", "path": path, "erank": 4.0, "ferank": 0.5}
+        for layer, path in enumerate(paths)
+    ]
+    (run / "ranks.json").write_text(json.dumps(records))
+    text, _ = page([run, write_run(tmp_path / "other", charts=False)], tmp_path)
+    assert re.findall(
+        r">(run[^<]*)</text>", figures(text)["Effective rank share: layer output"]
+    ) == ["run"]
+
+
 def test_a_chart_of_one_run_among_several_names_it(tmp_path):
     run = write_run(tmp_path / "run", charts=False)
     record = {"step": 9, "layer": 1, "module": "attention", "erank": 4.0, "ferank": 0.5}
