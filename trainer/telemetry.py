@@ -167,10 +167,8 @@ class Telemetry:
         if not self._begun:
             self.start(step)
         append(self.output_dir / "evaluations.jsonl", {"step": step, **metrics})
-        self.say(
-            f"evaluation at step {step:,}: {_evaluated(metrics)} over "
-            f"{metrics.get('rows', 0):,.0f} rows"
-        )
+        rows = f"{metrics.get('rows', 0):,.0f} rows"
+        self.say(f"evaluation at step {step:,}: {_evaluated(metrics)} over {rows}")
 
     def say(self, text: str, loud: bool = False) -> None:
         """Print a line on rank 0's stderr, above the progress bar; if quiet, only if `loud`."""
