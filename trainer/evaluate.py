@@ -31,7 +31,7 @@ from trainer.data.parquet import LogFile, check_families
 from trainer.manifest import RUN, complete, read_manifest
 from trainer.metrics import Metrics
 from trainer.parallelize import Pipeline
-from trainer.runtime import Runtime, start
+from trainer.runtime import RunError, Runtime, start
 
 _DIAGNOSED_ROWS = 256
 
@@ -164,6 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
     except Exception:
         traceback.print_exc()
         return 1

@@ -27,10 +27,11 @@ from trainer.data.loader import Loader
 from trainer.data.parquet import check_families, discover, keep_rows
 from trainer.evaluate import evaluate
 from trainer.manifest import RUN, prune, read_manifest
+from trainer.memory import check_tables
 from trainer.optimizer import learning_rates
 from trainer.parallelize import Parallel, Pipeline, parallelize
 from trainer.run_folder import CHECKPOINTS, METRICS, RANKS, claim
-from trainer.runtime import Runtime, start
+from trainer.runtime import RunError, Runtime, start
 from trainer.state import TrainState
 from trainer.telemetry import StepReport
 
@@ -91,7 +92,7 @@ class Trainer:
         self.test_loader.close()
         if metrics["nonfinite_predictions"]:
             bad, rows = metrics["nonfinite_predictions"], metrics["rows"]
-            raise RuntimeError(
+            raise RunError(
                 f"evaluation: {bad:,.0f} of {rows:,.0f} rows "
                 "got no finite prediction: training diverged; lower dense.learning_rate or "
                 "sparse.learning_rate, or set precision.max_norm"
@@ -232,7 +233,12 @@ def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:
 
 
 def build_parallel(config: TrainConfig, runtime: Runtime) -> Parallel:
-    """Build the model alike on all ranks and distribute it."""
+    """Build the model alike on all ranks and distribute it.
+
+    Raises:
+        ValueError: the tables do not fit into memory.
+    """
+    check_tables(config.schema.tables, config.sparse, runtime)
     model = RankingModel(config.schema, config.model, torch.device("meta"), config.runtime.seed)
     return parallelize(model, config.parallel, config.sparse, runtime, config.loader.batch_size)
 
@@ -248,6 +254,9 @@ def run(config: TrainConfig, output: Path) -> int:
     except ValueError as error:
         print(f"{rank}error: {error}", file=sys.stderr, flush=True)
         return 2
+    except RunError as error:
+        print(f"{rank}error: {error}", file=sys.stderr, flush=True)
+        return 1
     except Exception:
         # The process group is left as it is: leaving it properly would wait for the other ranks.
         print(f"{rank}{traceback.format_exc()}", file=sys.stderr, flush=True)

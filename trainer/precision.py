@@ -33,6 +33,7 @@ from torch.nn.utils import get_total_norm
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from embeddings.collection import Embeddings
+from trainer.runtime import RunError
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MAX_SCALE = 2.0**32
@@ -170,7 +171,7 @@ class Precision:
         """Run phase 2: decide, and update dense weights and tables, or nothing.
 
         Raises:
-            RuntimeError: too many steps in a row without a finite gradient.
+            RunError: too many steps in a row without a finite gradient.
         """
         dense = [p.grad for p in self._dense if p.grad is not None]
         # A leaf that the model did not use still takes part, because its backward is a collective.
@@ -287,7 +288,7 @@ class Precision:
         if self.config.dtype == "fp16":
             self.loss_scale *= 0.5
         if self._consecutive_skips >= self.config.max_consecutive_skips:
-            raise RuntimeError(
+            raise RunError(
                 f"precision: no finite gradient in {self._consecutive_skips} steps in a row (dtype "
                 f"{self.config.dtype}, loss scale now {self.loss_scale:g}); look for NaN in the "
                 "data, lower the learning rate or set precision.dtype to 'bf16' or 'fp32'"

@@ -20,6 +20,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+# Seeds that NumPy, torch and the loader all take as they are.
+_MAX_SEED = 2**32 - 1
+# Above it, the milliseconds of a timeout overflow in the libraries below.
+_MAX_TIMEOUT_SECONDS = 30 * 86_400.0
+_MAX_THREADS = 1024
+
+
+class RunError(RuntimeError):
+    """A failure that its message explains; a trace would only bury it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
@@ -48,9 +58,7 @@ class Runtime:
         """The process group of all ranks."""
         group = dist.group.WORLD
         if group is None:
-            raise RuntimeError(
-                "no process group: expected trainer.runtime.start() to have been called"
-            )
+            raise RunError("no process group: expected trainer.runtime.start() to have been called")
         return group
 
     def seed_rank(self) -> None:
@@ -84,20 +92,30 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         """Check the fields."""
         if self.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"device: expected 'auto', 'cpu' or 'cuda', got {self.device!r}")
-        if self.seed < 0:
-            raise ValueError(f"seed: expected an integer >= 0, got {self.seed}")
-        if self.timeout_seconds <= 0:
-            raise ValueError(f"timeout_seconds: expected a number > 0, got {self.timeout_seconds}")
-        if self.num_threads < 0:
-            raise ValueError(f"num_threads: expected an integer >= 0, got {self.num_threads}")
+            raise ValueError(
+                f"runtime.device: expected 'auto', 'cpu' or 'cuda', got {self.device!r}"
+            )
+        if not 0 <= self.seed <= _MAX_SEED:
+            raise ValueError(
+                f"runtime.seed: expected an integer from 0 to {_MAX_SEED}, got {self.seed}"
+            )
+        if not 0 < self.timeout_seconds <= _MAX_TIMEOUT_SECONDS:
+            raise ValueError(
+                "runtime.timeout_seconds: expected a number > 0, at most "
+                f"{_MAX_TIMEOUT_SECONDS:.0f} (30 days), got {self.timeout_seconds}"
+            )
+        if not 0 <= self.num_threads <= _MAX_THREADS:
+            raise ValueError(
+                f"runtime.num_threads: expected an integer from 0 to {_MAX_THREADS}, got "
+                f"{self.num_threads}"
+            )
 
 
 def start(config: RuntimeConfig | None = None) -> Runtime:
     """Join the process group, choose the device, set threads and seeds.
 
     Raises:
-        RuntimeError: the launcher's variables are incomplete or not numbers, CUDA was asked for and
+        RunError: the launcher's variables are incomplete or not numbers, CUDA was asked for and
           is not there, or the other ranks did not come in time.
     """
     config = config or RuntimeConfig()
@@ -128,7 +146,7 @@ def _read_launcher(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
     required = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in required if name not in environment]
     if missing:
-        raise RuntimeError(
+        raise RunError(
             f"environment: expected a launcher to set {list(required)}, {missing} are missing; "
             "start with torchrun or torchx, or unset all of them for one process"
         )
@@ -138,11 +156,11 @@ def _read_launcher(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
     for name in names:
         text = environment.get(name, defaults.get(name, ""))
         if not text.isdecimal():
-            raise RuntimeError(f"environment: {name}: expected a number, got {text!r}")
+            raise RunError(f"environment: {name}: expected a number, got {text!r}")
         values.append(int(text))
     rank, local_rank, world_size, local_world_size = values
     if rank >= world_size:
-        raise RuntimeError(
+        raise RunError(
             f"environment: RANK must be below WORLD_SIZE, got RANK {rank} and WORLD_SIZE "
             f"{world_size}"
         )
@@ -154,12 +172,13 @@ def _choose_device(wanted: str, local_rank: int) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise RuntimeError(
-            "device: expected CUDA, found none; install the GPU lock list, or set device to 'cpu'"
+        raise RunError(
+            "runtime.device: expected a CUDA GPU that torch can use, found none; install the GPU "
+            "lock list, or pass --runtime.device cpu"
         )
     if local_rank >= torch.cuda.device_count():
-        raise RuntimeError(
-            f"device: process {local_rank} of this machine needs a GPU of its own, found "
+        raise RunError(
+            f"runtime.device: process {local_rank} of this machine needs a GPU of its own, found "
             f"{torch.cuda.device_count()}; start fewer processes per machine"
         )
     device = torch.device("cuda", local_rank)
@@ -189,7 +208,7 @@ def _join(rank: int, world_size: int, device: torch.device, timeout_seconds: flo
             device_id=bound,
         )
     except dist.DistError as error:
-        raise RuntimeError(
+        raise RunError(
             f"process group: rank {rank} of {world_size} could not meet the others at MASTER_ADDR:"
             f"MASTER_PORT within {timeout_seconds:g} s; check the address and that all ranks "
             "started"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_a_rank_that_waits_in_vain_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 @pytest.mark.usefixtures("lone")
 def test_cuda_where_there_is_none_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="expected CUDA, found none"):
+    with pytest.raises(RuntimeError, match=r"runtime\.device: expected a CUDA GPU"):
         start(RuntimeConfig(device="cuda"))
 
 
@@ -116,11 +117,25 @@ def test_a_process_computes_on_one_thread_unless_told_otherwise(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"device": "tpu"}, {"seed": -1}, {"timeout_seconds": 0.0}, {"num_threads": -1}]
+    "settings",
+    [
+        *({"device": "tpu"}, {"num_threads": -1}, {"num_threads": 10**9}),
+        *({"seed": seed} for seed in (-1, 2**32, 10**22)),
+        *({"timeout_seconds": s} for s in (0.0, -1.0, math.nan, math.inf, -math.inf, 1e300)),
+    ],
+    ids=str,
 )
-def test_a_setting_that_cannot_work_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(settings))):
+def test_a_setting_that_cannot_work_is_refused_by_name(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^runtime.{next(iter(settings))}: expected") as caught:
         RuntimeConfig(**settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("lone")
+def test_the_largest_seed_and_timeout_work() -> None:
+    runtime = start(RuntimeConfig(device="cpu", seed=2**32 - 1, timeout_seconds=30 * 86_400.0))
+    runtime.seed_rank()
+    runtime.stop()
 
 
 def _describe(runtime: Runtime) -> Any:
