@@ -114,7 +114,10 @@ def chart(name: str, axes: Axes, lines: Sequence[Line]) -> str:
         plot.set_ylim(axes.y_limits or _limits(values, axes.y_span))
         plot.ticklabel_format(axis="y", useOffset=False)  # ticks say whole values
         if axes.whole_x:
-            plot.xaxis.set_major_locator(MaxNLocator(integer=True))
+            plot.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+            whole = {x for line in drawn for x, _ in line.points}
+            if len(whole) == 1:
+                plot.set_xlim(min(whole) - 0.5, min(whole) + 0.5)
         else:
             plot.xaxis.set_major_formatter(EngFormatter(sep=""))
         if len(lines) > 1:

@@ -286,6 +286,14 @@ def test_the_axis_of_tau_spans_the_values_and_at_least_a_fiftieth(tmp_path, taus
     assert "τ = sigmoid(a)" in figure and "starts at 0.5" in figure
 
 
+@pytest.mark.parametrize("layers", [[1], [0, 1, 2]])
+def test_layers_are_whole_numbers(layers):
+    axes = Axes(title="ranks", x="layer", y="ferank", whole_x=True)
+    points = [(float(layer), 0.5) for layer in layers]
+    svg = chart("ranks", axes, [Line(label="run", series=0, points=points)])
+    assert ticks(svg, "x") == layers
+
+
 @pytest.mark.parametrize("has_path", [True, False])
 def test_two_modules_of_one_kind_in_a_layer_are_told_apart(tmp_path, has_path):
     run = write_run(tmp_path / "run", charts=False)
