@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 import glob
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -202,7 +203,7 @@ class Source:
 
 
 def list_sources(sources: list[str], format_: str = "") -> list[str]:
-    """Return the files that files, folders and globs stand for, each once, in order of name.
+    """Return the files that files, folders and globs stand for, each once, each source's by name.
 
     In folders, names that begin with '.' or '_' are passed over, and without `format_` also names
     that belong to no format.
@@ -210,7 +211,7 @@ def list_sources(sources: list[str], format_: str = "") -> list[str]:
     Raises:
         ValueError: a source is or holds no file.
     """
-    found: dict[str, None] = {}
+    found: dict[str, str] = {}
     for source in sources:
         path = Path(source)
         if path.is_dir():
@@ -222,8 +223,9 @@ def list_sources(sources: list[str], format_: str = "") -> list[str]:
             inside = [file for file in inside if file.is_file()]
         if not inside:
             raise ValueError(f"{source}: expected a file, a folder of logs or a glob, got no file")
-        found.update(dict.fromkeys(str(file) for file in inside))
-    return list(found)
+        for file in inside:
+            found.setdefault(os.path.abspath(file), str(file))
+    return list(found.values())
 
 
 def _is_log(file: Path, root: Path, format_: str) -> bool:

@@ -199,6 +199,13 @@ def test_bytes_that_are_no_text_are_escaped_and_other_encodings_are_read(tmp_pat
         assert summary.reasons == "row: 4 columns, expected 3 (1)"
 
 
+def test_a_file_that_is_named_in_two_ways_is_read_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write_csv(tmp_path / "log.csv", GOOD)
+    summary = ingest(["log.csv", path, ".", "*.csv"], schema(), tmp_path / "out", BARS)
+    assert (summary.files, summary.rows_in) == (1, 3)
+
+
 def test_policy_fail_stops_at_the_first_bad_row_and_leaves_nothing(tmp_path):
     path = write_csv(tmp_path / "log.csv", [GOOD[0], [*GOOD[0][:6], "cheap", "1", NOON]])
     config = IngestConfig(list_separator="|", on_bad_row="fail")
