@@ -46,8 +46,7 @@ def check_choices(config: object, section: str) -> None:
 def read_tokens(tokens: Tensor, num_tokens: int, token_dim: int, tower: str) -> Tensor:
     """Return (B, T, D) tokens as a tower of float32 or float64 weights can read them.
 
-    Half-precision tokens (from tables kept in half precision) are widened to float32, unless
-    autocast is on and decides itself.
+    Half-precision tokens are widened to float32.
 
     Raises ValueError if they are not floating-point numbers of shape (B, num_tokens, token_dim).
     """
@@ -61,7 +60,11 @@ def read_tokens(tokens: Tensor, num_tokens: int, token_dim: int, tower: str) -> 
 
 
 def widen(values: Tensor, tower: str) -> Tensor:
-    """Return half-precision values in float32, unless autocast is on; others as they are.
+    """Return half-precision values in float32, others as they are.
+
+    They come from tables in half precision, or from a tokenizer under autocast. Under autocast the
+    products of a tower are in half precision all the same; its residual sums and norms are not, and
+    a norm of half-precision values by float32 gains would leave its fused kernel.
 
     Raises ValueError if they are not floating-point numbers.
     """
@@ -70,10 +73,7 @@ def widen(values: Tensor, tower: str) -> Tensor:
             f"{tower}: reads vectors of floating-point numbers, got {values.dtype}; ids become "
             "vectors in the tables first"
         )
-    half = values.dtype in (torch.float16, torch.bfloat16)
-    if half and not torch.is_autocast_enabled(values.device.type):
-        return values.float()
-    return values
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def make_norm(kind: NormKind, dim: int, eps: float) -> nn.Module:

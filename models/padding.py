@@ -59,7 +59,7 @@ def read_stream(
 ) -> Stream:
     """Return the stream as a tower of float32 or float64 weights can read it.
 
-    Half-precision vectors are widened to float32, unless autocast is on and decides itself.
+    Half-precision vectors are widened to float32.
 
     Raises ValueError if the stream does not fit the tower's fields, width or actions.
     """

@@ -94,8 +94,7 @@ class HSTU(nn.Module):
             stream, self.num_fields, self.output_dim, self.config.num_actions, "hstu"
         )
         events, present = self.history(stream)
-        parts = [stream.fields, events, stream.targets]
-        rows = torch.cat([part.to(stream.fields.dtype) for part in parts], dim=1)
+        rows = torch.cat([stream.fields, events, stream.targets], dim=1)
         mask = self._mask(present, num_targets)
         for layer in self.layers[:-1]:
             rows = layer(rows, mask, rows.shape[1])

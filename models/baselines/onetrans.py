@@ -100,7 +100,7 @@ class OneTrans(nn.Module):
             stream, self.num_fields, self.output_dim, config.num_actions, "onetrans"
         )
         events, present = self.history(stream)
-        own = torch.cat([stream.fields, stream.targets.to(stream.fields.dtype)], dim=1)
+        own = torch.cat([stream.fields, stream.targets], dim=1)
         num_own = own.shape[1]
         mask = causal_mask(present.shape[1] + num_own, own.device)
         valid = torch.cat([present, present.new_ones(len(present), num_own)], dim=1)
@@ -151,7 +151,7 @@ class OneTransLayer(nn.Module):
         """
         normed, own_normed = self.attention_norm(events), self.attention_norm(own)
         keys = self._own(self.own_key_value, own_normed, num_targets)
-        keys = torch.cat([self.key_value(normed), keys.to(normed.dtype)], dim=1)
+        keys = torch.cat([self.key_value(normed), keys], dim=1)
         first = events.shape[1] - kept
         if self.last:
             own, own_normed = own[:, -num_targets:], own_normed[:, -num_targets:]

@@ -51,12 +51,11 @@ def whole_matrix(mixing: ResidualMixing) -> Array:
     weight = array(mixing.weight)
     if mixing.terms:
         left = array(mixing.left)
-        return sum(
-            (np.kron(left[:, :, k], weight[k]) for k in range(mixing.terms)), start=np.zeros(())
-        )
+        products = [np.kron(left[:, :, k], weight[k]) for k in range(mixing.terms)]
+        return np.array(products).sum(0)
     if mixing.left is not None:
         weight = array(mixing.left) @ weight
-    return np.kron(weight, np.eye(mixing.block))
+    return np.asarray(np.kron(weight, np.eye(mixing.block)), dtype=np.float64)
 
 
 def glu_of(x: Array, glu: PerTokenGLU, t: int) -> Array:

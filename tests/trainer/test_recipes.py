@@ -48,6 +48,19 @@ def test_a_baseline_trains_end_to_end_on_two_ranks(recipe, logs, processes, tmp_
     assert json.loads((tmp_path / "run/metrics.json").read_text())["auc"] == metrics["auc"]
 
 
+@pytest.mark.dist
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("recipe", BASELINES)
+def test_a_baseline_trains_in_half_precision(recipe, dtype, logs, processes, tmp_path):
+    # A scale at which no step overflows, which would be skipped.
+    scale = ("--precision.initial-scale", "128") if dtype == "fp16" else ()
+    half = runs.small(recipe, logs, "--max-steps", "5", "--precision.dtype", dtype, *scale)
+    full = runs.small(recipe, logs, "--max-steps", "5")
+    for name, config in (("half", half), ("full", full)):
+        processes.run(runs.train, config, tmp_path / name, world_size=1)
+    assert runs.losses(tmp_path / "half") == pytest.approx(runs.losses(tmp_path / "full"), abs=0.02)
+
+
 @pytest.mark.parametrize("name", sorted(RELEASED))
 def test_a_released_model_has_as_many_dense_parameters_as_published(name):
     outside = ("embeddings.", "tokenizer.dense.")
