@@ -22,7 +22,6 @@ import pickle
 import shutil
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path, PosixPath
 from typing import Any
 
@@ -38,26 +37,6 @@ from torch.distributed.checkpoint import (
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer.manifest import MANIFEST, commit, read_manifest
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """When checkpoints are written and how many are kept.
-
-    interval_steps: every so many steps, and always at the end of the run; 0: only at the end.
-    keep: how many of the newest stay.
-    """
-
-    interval_steps: int = 0
-    keep: int = 2
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        if self.interval_steps < 0 or self.keep < 1:
-            raise ValueError(
-                f"checkpoint: interval_steps must not be negative and keep must be at least 1, got "
-                f"{self.interval_steps} and {self.keep}"
-            )
 
 
 def save(tensors: Mapping[str, Any], directory: Path, step: int, manifest: dict[str, Any]) -> Path:

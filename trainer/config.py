@@ -30,7 +30,7 @@ from models.fields import ProjectionConfig
 from models.ranking import ModelConfig
 from models.specformer import SpecFormerConfig
 from models.tower import StreamTowerConfig
-from trainer.checkpoint import CheckpointConfig
+from trainer.cadence import CheckpointConfig
 from trainer.data.loader import LoaderConfig
 from trainer.optimizer import DenseOptimizerConfig
 from trainer.parallelize import ParallelConfig

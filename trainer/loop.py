@@ -61,6 +61,7 @@ class Trainer:
         self.state = TrainState(self.parallel, self.optimizer, self.precision, runtime)
         self.step = self.rows = self.epoch = self.epoch_start = 0
         self.train_seconds = self.wait_seconds = 0.0
+        self.clock = 0.0, 0.0
         self.ranks: list[dict[str, Any]] = []
         steps_per_epoch = len(self.train_loader)
         if resume_from is not None:
@@ -75,6 +76,7 @@ class Trainer:
         )
         self.telemetry = config.log.build(output, runtime.rank, self.total_steps)
         self.telemetry.start(self.step, self.rows)
+        self.cadence = config.checkpoint.build(runtime.group)
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, evaluate, write metrics.json; return the metrics, same on all ranks."""
@@ -112,14 +114,21 @@ class Trainer:
         end = min(self.epoch_start + len(self.train_loader), self.total_steps)
         batches = self.telemetry.timer.watch(iter(self.train_loader))
         batches = itertools.islice(batches, end - self.step)
-        interval = self.config.checkpoint.interval_steps
-        started, waited = time.perf_counter(), self.telemetry.timer.seconds
+        self.clock = time.perf_counter(), self.telemetry.timer.seconds
         while self.step < end:
             self._train_step(batches)
-            if interval and self.step % interval == 0 and self.step < self.total_steps:
+            if self.cadence.due(self.step) and self.step < self.total_steps:
+                self._count_seconds()
+                started = time.monotonic()
                 self._save()
-        self.train_seconds += time.perf_counter() - started
-        self.wait_seconds += self.telemetry.timer.seconds - waited
+                self.cadence.saved(started)
+        self._count_seconds()
+
+    def _count_seconds(self) -> None:
+        """Add the time since this was called last, so that a checkpoint knows of all of it."""
+        before, self.clock = self.clock, (time.perf_counter(), self.telemetry.timer.seconds)
+        self.train_seconds += self.clock[0] - before[0]
+        self.wait_seconds += self.clock[1] - before[1]
 
     def _train_step(self, batches: Iterator[Batch]) -> None:
         """Train on one batch of every rank."""

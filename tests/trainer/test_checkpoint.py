@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from trainer import checkpoint
-from trainer.checkpoint import CheckpointConfig
 from trainer.manifest import complete, read_manifest
 
 
@@ -150,8 +149,3 @@ def test_an_adam_state_exists_before_the_first_step():
     state = checkpoint.optimizer_tensors(optimizer, {"w": parameter})
     assert set(state["w"]) == {"step", "exp_avg", "exp_avg_sq"}
     assert json.dumps(sorted(state)) == '["w"]'
-
-
-def test_bad_intervals_are_refused():
-    with pytest.raises(ValueError, match="keep must be at least 1"):
-        CheckpointConfig(keep=0)
