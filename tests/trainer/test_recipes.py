@@ -5,6 +5,9 @@ import dataclasses
 import json
 import math
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -94,6 +97,33 @@ def test_a_released_model_reads_39_criteo_or_24_avazu_fields_of_the_published_wi
         assert fields == (39 if "criteo" in name else 24)
         columns = build(config).tokenizer.columns
         assert sum(columns.widths) == fields * width and columns.padding == 0
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", ["rankelastor.criteo_dim10", "rankelastor.avazu_dim16"])
+def test_a_released_model_trains_on_a_log_of_its_columns(name, processes, tmp_path):
+    config = load_recipe(name)
+    random = np.random.default_rng(0)
+    columns = {
+        feature.column: random.integers(0, 50, 512)
+        for feature in (*config.schema.sparse, *config.schema.dense)
+    }
+    label = config.schema.labels[0].name
+    columns[label] = (columns[config.schema.sparse[0].column] < 15).astype(np.int64)
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    tables = tuple(dataclasses.replace(t, num_embeddings=512) for t in config.schema.tables)
+    config = apply_overrides(
+        dataclasses.replace(config, schema=dataclasses.replace(config.schema, tables=tables)),
+        [
+            *("--data.path", str(tmp_path / "log.parquet"), "--loader.batch-size", "64"),
+            *("--log.interval-steps", "1", "--log.mode", "quiet", "--epochs", "3"),
+        ],
+    )
+    metrics = processes.run(runs.train, config, tmp_path / "run", world_size=1)[0]
+    losses = runs.losses(tmp_path / "run")
+    assert metrics["rows"] == 512
+    assert all(math.isfinite(loss) for loss in losses)
+    assert sum(losses[-8:]) < sum(losses[:8])
 
 
 def test_a_tower_that_its_tokens_do_not_fit_is_refused_with_the_numbers_that_would():
