@@ -3,13 +3,22 @@
 
 A ranking model that predicts the base rate for everyone has a respectable log loss and an AUC of
 0.5, and a trainer that waits for its loader still prints progress. Both are found here, from one
-point of the training curve at a time.
+point of the training curve at a time. So are examples that all have weight 0: nothing is learnt
+from them, and their loss is 0.
+
+Shapes: B examples per rank, K labels.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from embeddings.schema import Label
 
 # Predictions that spread less than this share of the labels' standard deviation are one value.
 _SPREAD = 1e-3
@@ -39,6 +48,11 @@ ADVICE = {
         "(a wrong column, every id out of vocabulary); labels of other rows; a learning "
         "rate near 0. Way out: check the ingestion statistics, then train on 1,000 rows until they "
         "are memorised."
+    ),
+    "no_weight": (
+        "Nothing is learnt from them. Likely causes: a weight column that is 0 or not filled in; a "
+        "label that is null. Way out: look at the ingestion statistics of the days; remove the "
+        "label, or its weight, from the schema."
     ),
     "input_bound": (
         "Likely causes: too few loader workers; slow storage; one large row group. Way out: raise "
@@ -129,3 +143,72 @@ def one_sided_predictions(record: Mapping[str, float]) -> dict[str, str]:
 
 def _logit(probability: float) -> float:
     return math.log(probability / (1 - probability))
+
+
+class LabelWeights:
+    """Watches that examples count: the weights of each label over all ranks.
+
+    labels: K, of the schema. group: all ranks.
+    """
+
+    def __init__(self, labels: Sequence[Label], group: dist.ProcessGroup) -> None:
+        self.labels = tuple(labels)
+        self.first_steps: dict[str, int] = {}
+        self._group = group
+        self._ringing: set[str] = set()
+        self._local: Tensor | None = None
+        self.begin_epoch(0)
+
+    def begin_epoch(self, step: int) -> None:
+        """Begin an epoch after `step` finished steps."""
+        self._epoch_start = self._interval_start = step
+        self._epoch = torch.zeros(len(self.labels), dtype=torch.float64)
+
+    def add(self, weights: Tensor) -> None:
+        """Add a step's weights (B, K), without waiting for the device."""
+        local = weights.detach().sum(0, dtype=torch.float64)
+        self._local = local if self._local is None else self._local + local
+
+    def interval(self, step: int) -> list[str]:
+        """End an interval with `step`; return the alarms that begin with it. Collective.
+
+        Raises nothing: a label that is absent for some hours may come back.
+        """
+        if self._local is None:
+            return []
+        total, self._local = self._local, None
+        dist.all_reduce(total, group=self._group)
+        total = total.cpu()
+        self._epoch += total
+        empty = [label for label, sum_ in zip(self.labels, total.tolist(), strict=True) if not sum_]
+        new = [label for label in empty if label.name not in self._ringing]
+        self._ringing = {label.name for label in empty}
+        first, self._interval_start = self._interval_start + 1, step
+        if new:
+            self.first_steps.setdefault("no_weight", step)
+        return [
+            f"ALARM no_weight at step {step:,}: {_without_weight(label, first, step)}. "
+            f"{ADVICE['no_weight']}"
+            for label in new
+        ]
+
+    def check_epoch(self, step: int) -> None:
+        """End an epoch with `step`, after `interval`.
+
+        Raises:
+            ValueError: no example had any weight, so that nothing was learnt.
+        """
+        if step > self._epoch_start and not self._epoch.any():
+            parts = [_without_weight(label, self._epoch_start + 1, step) for label in self.labels]
+            raise ValueError(f"{'; '.join(parts)}. {ADVICE['no_weight']}")
+
+
+def _without_weight(label: Label, first: int, last: int) -> str:
+    """Say that all examples have weight 0 for `label`, and by which column."""
+    if label.weight:
+        cause = f"its weight column {label.weight!r} is 0, or its column {label.column!r} null"
+    else:
+        cause = f"its column {label.column!r} is null"
+    return (
+        f"label {label.name!r}: every example of steps {first:,} to {last:,} has weight 0: {cause}"
+    )

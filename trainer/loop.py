@@ -21,8 +21,9 @@ from models.batch import Batch
 from models.ranking import RankingModel
 from models.specformer import SpecFormer
 from trainer import checkpoint
+from trainer.alarms import LabelWeights
 from trainer.config import TrainConfig, parse_days, parse_rows, to_dict
-from trainer.curves import write_json
+from trainer.curves import truncate, write_json
 from trainer.data.loader import Loader
 from trainer.data.parquet import check_families, discover, keep_rows
 from trainer.evaluate import evaluate
@@ -30,7 +31,7 @@ from trainer.manifest import RUN, prune, read_manifest
 from trainer.memory import check_tables
 from trainer.optimizer import learning_rates
 from trainer.parallelize import Parallel, Pipeline, parallelize
-from trainer.run_folder import CHECKPOINTS, METRICS, RANKS, claim
+from trainer.run_folder import CHECKPOINTS, EVALUATIONS, METRICS, RANKS, claim
 from trainer.runtime import RunError, Runtime, start
 from trainer.state import TrainState
 from trainer.telemetry import StepReport
@@ -75,8 +76,12 @@ class Trainer:
             self.total_steps, self.optimizer, self.parallel.fused_optimizer
         )
         self.telemetry = config.log.build(output, runtime.rank, self.total_steps)
+        if runtime.is_first:
+            # An evaluation at the step that is resumed from will be made again.
+            truncate(output / EVALUATIONS, self.step - 1)
         self.telemetry.start(self.step, self.rows)
         self.cadence = config.checkpoint.build(runtime.group)
+        self.weights = LabelWeights(config.schema.labels, runtime.group)
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, evaluate, write metrics.json; return the metrics, same on all ranks."""
@@ -115,14 +120,19 @@ class Trainer:
         batches = self.telemetry.timer.watch(iter(self.train_loader))
         batches = itertools.islice(batches, end - self.step)
         self.clock = time.perf_counter(), self.telemetry.timer.seconds
+        self.weights.begin_epoch(self.step)
         while self.step < end:
             self._train_step(batches)
+            if self.step % self.config.log.interval_steps == 0 or self.step == end:
+                for message in self.weights.interval(self.step):
+                    self.telemetry.say(message, loud=True)
             if self.cadence.due(self.step) and self.step < self.total_steps:
                 self._count_seconds()
                 started = time.monotonic()
                 self._save()
                 self.cadence.saved(started)
         self._count_seconds()
+        self.weights.check_epoch(self.step)
 
     def _count_seconds(self) -> None:
         """Add the time since this was called last, so that a checkpoint knows of all of it."""
@@ -141,6 +151,7 @@ class Trainer:
         result = self.pipeline.last_step
         assert result is not None
         self.step += 1
+        self.weights.add(predictions.weights)
         # Every step takes full batches but the last of an epoch, which is padded.
         before, end = self.rows, (self.epoch + 1) * self.train_loader.num_rows
         self.rows = min(before + predictions.labels.shape[0] * self.runtime.world_size, end)
@@ -176,7 +187,7 @@ class Trainer:
             "steps": self.step,
             "train_rows": self.rows,
             "skipped_steps": self.precision.num_skipped,
-            "alarms": sorted(self.telemetry.alarms),
+            "alarms": sorted({*self.telemetry.alarms, *self.weights.first_steps}),
         }
 
     def _save(self) -> None:
@@ -212,7 +223,7 @@ class Trainer:
             self.train_loader.load_state_dict(manifest["position"])
         self.train_seconds = manifest["train_seconds"]
         self.wait_seconds = manifest["wait_seconds"]
-        self.ranks = manifest["ranks"]
+        self.ranks = [record for record in manifest["ranks"] if record["step"] < self.step]
         self.epoch_start = self.step - self.train_loader.step
 
 

@@ -18,6 +18,7 @@ from trainer.runtime import Runtime
 CONFIG = "config.json"
 METRICS = "metrics.json"
 CURVES = "curves.jsonl"
+EVALUATIONS = "evaluations.jsonl"
 RANKS = "ranks.json"
 CHECKPOINTS = "checkpoints"
 # What may differ between a run and its continuation: it changes no result.

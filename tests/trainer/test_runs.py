@@ -148,8 +148,47 @@ def test_an_unfinished_run_of_other_settings_is_refused_by_name(logs, processes,
 def test_a_run_killed_after_its_last_checkpoint_still_finishes(logs, processes, tmp_path):
     config = runs.small("dlrm.demo", logs)
     whole = processes.run(runs.train, config, tmp_path / "run")[0]
+    before = (tmp_path / "run/evaluations.jsonl").read_text(), ranks(tmp_path / "run")
     (tmp_path / "run/metrics.json").unlink()
     assert processes.run(runs.train, config, tmp_path / "run")[0]["auc"] == whole["auc"]
+    assert before == ((tmp_path / "run/evaluations.jsonl").read_text(), ranks(tmp_path / "run"))
+
+
+def test_a_resumed_run_lists_every_evaluation_once(logs, processes, tmp_path):
+    """A checkpoint at the end of an epoch is written before that epoch is evaluated."""
+    config = runs.small(
+        "dlrm.demo", logs, *("--epochs", "2", "--evaluate-epochs", "--checkpoint.interval-steps=5")
+    )
+    processes.run(runs.train, config, tmp_path / "whole")
+    processes.run(runs.train_until, config, tmp_path / "cut", 7)
+    processes.run(runs.train, config, tmp_path / "cut")
+    expected = (tmp_path / "whole/evaluations.jsonl").read_text()
+    assert [json.loads(line)["step"] for line in expected.splitlines()] == [5, 10]
+    assert (tmp_path / "cut/evaluations.jsonl").read_text() == expected
+    assert ranks(tmp_path / "cut") == ranks(tmp_path / "whole")
+
+
+def ranks(output):
+    return json.loads((output / "ranks.json").read_text())
+
+
+def test_an_epoch_in_which_no_example_counts_ends_with_the_weight_columns_name(
+    logs, processes, tmp_path
+):
+    def weightless(table):
+        return table.append_column("seconds", pa.array([0.0] * table.num_rows))
+
+    folder = corrupt(logs, tmp_path / "log", weightless)
+    day = folder / f"dt={DAYS[1]}" / "part-0.parquet"
+    table = pq.read_table(day, partitioning=None)
+    pq.write_table(table.append_column("seconds", pa.array([1.0] * table.num_rows)), day)
+    config = runs.small("dlrm.demo", folder)
+    labels = tuple(dataclasses.replace(label, weight="seconds") for label in config.schema.labels)
+    schema = dataclasses.replace(config.schema, labels=labels)
+    config = dataclasses.replace(config, schema=schema)
+    for message in processes.run(runs.failure, config, tmp_path / "run"):
+        assert "label 'click': every example of steps 1 to 5 has weight 0" in message
+        assert "its weight column 'seconds' is 0" in message
 
 
 def test_a_column_that_is_a_number_in_training_and_text_in_testing_is_named(
