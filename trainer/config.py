@@ -32,6 +32,7 @@ from models.specformer import SpecFormerConfig
 from models.tower import StreamTowerConfig
 from trainer.cadence import CheckpointConfig
 from trainer.data.loader import LoaderConfig
+from trainer.days import parse_days, parse_rows
 from trainer.optimizer import DenseOptimizerConfig
 from trainer.parallelize import ParallelConfig
 from trainer.precision import PrecisionConfig
@@ -49,6 +50,7 @@ class DataConfig:
       empty: all.
     test_path: another folder or file for the test rows; empty: the same as path.
     schema: a YAML file that replaces the recipe's schema.
+    allow_overlap: whether test rows may be training rows too (to see a model memorise).
     """
 
     path: str = ""
@@ -58,6 +60,7 @@ class DataConfig:
     test_rows: str = ""
     test_path: str = ""
     schema: str = ""
+    allow_overlap: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -146,43 +149,6 @@ class TrainConfig:
                     f"model.tower.max_length: the schema keeps up to {longest} events of a "
                     f"history, the tower {tower.max_length}; raise it to at least {longest}"
                 )
-
-
-def parse_days(text: str, name: str = "days") -> tuple[str, str] | None:
-    """Return the first and last day of 'FIRST:LAST' or 'DAY', or None for an empty text.
-
-    Raises:
-        ValueError: not of that form, or the last day is before the first.
-    """
-    if not text:
-        return None
-    first, _, last = text.partition(":")
-    days = (first, last or first)
-    if not all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", day) for day in days):
-        raise ValueError(
-            f"{name}: expected FIRST:LAST or DAY with days as YYYY-MM-DD, got {text!r}"
-        )
-    if days[1] < days[0]:
-        raise ValueError(f"{name}: the last day is before the first, got {text!r}; swap them")
-    return days
-
-
-def parse_rows(text: str, name: str = "rows") -> tuple[float, float]:
-    """Return the shares (from, to) of 'FROM:TO', both in [0, 1]; (0, 1) for an empty text.
-
-    Raises:
-        ValueError: not of that form.
-    """
-    if not text:
-        return 0.0, 1.0
-    first, _, last = text.partition(":")
-    try:
-        shares = float(first or 0), float(last or 1)
-    except ValueError:
-        shares = (1.0, 0.0)
-    if not 0 <= shares[0] < shares[1] <= 1:
-        raise ValueError(f"{name}: expected FROM:TO with 0 <= FROM < TO <= 1 (0:0.8), got {text!r}")
-    return shares
 
 
 def recipes() -> dict[str, Callable[[], TrainConfig]]:

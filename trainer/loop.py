@@ -22,10 +22,11 @@ from models.ranking import RankingModel
 from models.specformer import SpecFormer
 from trainer import checkpoint
 from trainer.alarms import LabelWeights
-from trainer.config import TrainConfig, parse_days, parse_rows, to_dict
+from trainer.config import TrainConfig, to_dict
 from trainer.curves import truncate, write_json
 from trainer.data.loader import Loader
 from trainer.data.parquet import check_families, discover, keep_rows
+from trainer.days import check_overlap, parse_days, parse_rows
 from trainer.evaluate import evaluate
 from trainer.manifest import RUN, prune, read_manifest
 from trainer.memory import check_tables
@@ -53,6 +54,8 @@ class Trainer:
         self.config, self.output, self.runtime = config, output, runtime
         self.train_loader = open_loader(config, runtime, train=True)
         self.test_loader = open_loader(config, runtime, train=False)
+        if not config.data.allow_overlap:
+            check_overlap(self.train_loader.files, self.test_loader.files)
         check_families((*self.train_loader.files, *self.test_loader.files))
         resume_from = claim(output, config, runtime)
         self.parallel = build_parallel(config, runtime)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainer.config import TrainConfig, to_dict, write_config
+from trainer.config import TrainConfig, config_from_dict, to_dict, write_config
 from trainer.manifest import complete, recover
 from trainer.runtime import Runtime
 
@@ -120,14 +120,18 @@ def _lock(output: Path) -> bool:
 
 
 def _read_config(path: Path) -> Any:
-    """Return the configuration that a run left in its folder."""
+    """Return the configuration that a run left in its folder, newer settings at their defaults."""
     try:
-        return json.loads(path.read_text("utf-8"))
+        values = json.loads(path.read_text("utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path}: damaged ({error}); remove it if the folder holds nothing else, or choose "
             "another --output"
         ) from error
+    try:
+        return to_dict(config_from_dict(values))
+    except (ValueError, TypeError):
+        return values  # of another version; the differences will say in what
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:

@@ -14,11 +14,10 @@ from trainer.config import (
     config_from_dict,
     fingerprint,
     load_recipe,
-    parse_days,
-    parse_rows,
     recipes,
     to_dict,
 )
+from trainer.days import parse_days, parse_rows
 
 
 @pytest.mark.parametrize("name", sorted(recipes()))

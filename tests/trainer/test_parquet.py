@@ -66,7 +66,7 @@ def test_a_plain_folder_one_file_and_one_partition_are_logs(tmp_path):
 @pytest.mark.parametrize(
     ("days", "message"),
     [
-        (("2026-02-01", "2026-02-02"), "got none; days available: 2026-01-01, 2026-01-02"),
+        (("2026-02-01", "2026-02-02"), "got none; days available: 2026-01-01 to 2026-01-02"),
         (("2026-01-02", "2026-01-01"), "the first day not after the last"),
         (("2026-1-2", "2026-01-03"), "expected YYYY-MM-DD, got '2026-1-2'"),
         (("20260102", "2026-01-03"), "expected YYYY-MM-DD, got '20260102'"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The folder of a run belongs to one process at a time, and says what is wrong with it."""
 
+import json
 import subprocess
 import sys
 
@@ -68,3 +69,17 @@ def test_what_a_process_that_died_left_is_cleaned_up_by_the_next_one(tmp_path, r
         (output / "checkpoints" / name / "manifest.json").write_text("{}")
     assert claim(output, config, runtime) == output / "checkpoints" / "step-4"
     assert sorted(p.name for p in (output / "checkpoints").iterdir()) == ["step-3", "step-4"]
+
+
+def test_a_run_of_a_version_without_a_setting_is_resumed_with_the_settings_default(
+    tmp_path, runtime
+):
+    output, config = tmp_path / "run", load_recipe(RECIPE)
+    claim(output, config, runtime)
+    values = json.loads((output / CONFIG).read_text())
+    del values["data"]["allow_overlap"]
+    (output / CONFIG).write_text(json.dumps(values))
+    assert claim(output, config, runtime) is None
+    (output / CONFIG).write_text(json.dumps({**values, "epochs": 7, "colour": "red"}))
+    with pytest.raises(ValueError, match=r"colour: 'red', now None; .*epochs: 7, now 1"):
+        claim(output, config, runtime)

@@ -145,6 +145,19 @@ def test_an_unfinished_run_of_other_settings_is_refused_by_name(logs, processes,
         assert "dense.learning_rate: 0.002, now 0.5" in message
 
 
+def test_test_days_that_were_trained_on_are_refused_unless_allowed(logs, processes, tmp_path):
+    config = runs.small("dlrm.demo", logs, "--data.test-days", f"{DAYS[0]}:{DAYS[1]}")
+    for message in processes.run(runs.failure, config, tmp_path / "run"):
+        assert f"640 of the 1,280 test rows are training rows too ({DAYS[0]})" in message
+    assert not (tmp_path / "run").exists()
+    allowed = runs.small(
+        "dlrm.demo",
+        logs,
+        *("--data.test-days", DAYS[0], "--data.allow-overlap", "--max-steps", "1"),
+    )
+    assert processes.run(runs.train, allowed, tmp_path / "run")[0]["rows"] == 640
+
+
 def test_a_run_killed_after_its_last_checkpoint_still_finishes(logs, processes, tmp_path):
     config = runs.small("dlrm.demo", logs)
     whole = processes.run(runs.train, config, tmp_path / "run")[0]

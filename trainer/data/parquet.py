@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from embeddings.schema import Schema
 from trainer.data.columns import check_columns, is_list, kind_of
+from trainer.days import describe_days
 
 _log = logging.getLogger(__name__)
 _DAY = re.compile(r"dt=(\d{4}-\d{2}-\d{2})")
@@ -159,12 +160,12 @@ def _of_days(
             f"{root}: days {first} to {last} were asked for, but {without[0]} lies in no "
             "dt=YYYY-MM-DD folder; partition the log by day, or ask for no days"
         )
-    available = sorted({day for _, day in found})
+    available = {day for _, day in found}
     kept = [(path, day) for path, day in found if first <= day <= last]
     if not kept:
         raise ValueError(
             f"{root}: expected files of days {first} to {last}, got none; days available: "
-            f"{', '.join(available)}"
+            f"{describe_days(available)}"
         )
     wanted = datetime.date.fromisoformat(last) - datetime.date.fromisoformat(first)
     num_found = len({day for _, day in kept})
