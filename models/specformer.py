@@ -29,11 +29,11 @@ from models.layers import PerTokenFFN, check_choices
 from models.spectral import (
     DEFAULT_FLOOR,
     PositionBias,
-    decompose,
     position_bias,
     position_vector,
     soften,
 )
+from models.spectrum import Eigensolver, Precision, decompose
 
 Softening = Literal["power", "relative", "none"]
 Value = Literal["tokens", "projected", "softened"]
@@ -54,8 +54,11 @@ class SpecFormerConfig:
     position_bias: `rank1` (the paper), `diagonal`, `identity` (e) or `none`. through_vectors: let
       gradients of `rank1` flow into the singular vectors too.
     softened_scores: False drops S (g).
-    score_form: `terms` adds three matrices; `concat` is one attention call of width 2D + 1. Equal.
+    score_form: `terms` adds three matrices; `concat` is one attention call of width 2D + 1. Equal;
+      `terms` is the faster one wherever it was measured (models/README.md).
     floor: eigenvalues are floored at this share of the largest. norm_eps: of the LayerNorms.
+    precision: `measured` decomposes in float32 what is measured to be conditioned for it, `double`
+      nothing. eigensolver: `lapack`, one matrix after the other, or `jacobi`, all at once.
     """
 
     num_layers: int = 3
@@ -71,6 +74,8 @@ class SpecFormerConfig:
     score_form: Literal["terms", "concat"] = "terms"
     floor: float = DEFAULT_FLOOR
     norm_eps: float = 1e-5
+    precision: Precision = "measured"
+    eigensolver: Eigensolver = "lapack"
 
     def __post_init__(self) -> None:
         """Check the fields, alone and together."""
@@ -88,6 +93,14 @@ class SpecFormerConfig:
             raise ValueError(
                 "specformer: score_form='concat' needs position_bias 'rank1' or 'none', got "
                 f"{self.position_bias!r}; use score_form='terms'"
+            )
+        if not (self.has_softening or self.has_position) and (
+            self.precision != "measured" or self.eigensolver != "lapack"
+        ):
+            raise ValueError(
+                "specformer: precision and eigensolver take effect only with softening or a "
+                f"position bias, got precision={self.precision!r}, "
+                f"eigensolver={self.eigensolver!r}; leave them at 'measured' and 'lapack'"
             )
         if not (self.softened_scores or self.gamma or self.has_position):
             raise ValueError(
@@ -185,7 +198,9 @@ class SpecFormerLayer(nn.Module):
         config = self.config
         softened, bias, position = tokens, None, None
         if config.has_softening or config.has_position:
-            spectrum = decompose(tokens)
+            # The gradient of singular vectors is one over gaps that float32 cannot tell.
+            precision = "double" if config.through_vectors else config.precision
+            spectrum = decompose(tokens, precision, config.eigensolver)
             tau = self.a.sigmoid()[0] if self.a is not None else 1.0
             powered, sigma = soften(tokens, tau, spectrum, config.floor)
             if config.has_softening:

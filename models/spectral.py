@@ -1,67 +1,38 @@
 # SPDX-License-Identifier: MIT
 # pyright: reportIncompatibleMethodOverride=false
-"""Spectra of token matrices: softening, position bias and their exact gradients.
+"""The spectral operator: softening, position bias and their exact gradients.
 
 SpecFormer (equations 16-18 and 22-25) is written with one singular value decomposition an example,
 `H = U Σ Vᵀ`. No decomposition of H is needed: softening is a power of a Gram matrix,
 `H* = U Σ^τ Vᵀ = (H Hᵀ)^((τ-1)/2) H`, and one symmetric eigendecomposition of the smaller of `H Hᵀ`
-and `Hᵀ H` serves softening and position bias together. Its gradient is written down instead of left
-to autograd: differentiating eigenvectors divides by the gaps between eigenvalues and gives NaN for
-repeated ones, while the gradient of a matrix *function* needs only its divided differences
-(Daleckii-Krein), which are finite for repeated, nearly equal and zero singular values.
+and `Hᵀ H` (models/spectrum.py) serves softening and position bias together. Its gradient is written
+down instead of left to autograd (models/matrix_power.py): differentiating eigenvectors divides by
+the gaps between eigenvalues, the gradient of a matrix *function* does not.
 
-A Gram matrix squares the condition number, so it and everything of its size run in float64,
-whatever the tokens' dtype and whether or not autocast is on; the products of the result with the
-tokens run in the tokens' own dtype, at least float32. Eigenvalues are floored at `floor * λ1`,
-because σ^τ has infinite slope at 0; the gradient is that of the floored function.
+Everything of a Gram matrix's size runs in the type of the spectrum, float64 unless float32 was
+measured to be enough; the products with the tokens run in the tokens' own type, at least float32.
+Neither follows autocast.
 
 Shapes: B examples, T tokens, D token width, n = min(T, D).
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from models.matrix_power import SMALLEST, floored, matrix_power, matrix_power_backward
+from models.spectrum import Spectrum
+
 PositionBias = Literal["rank1", "diagonal", "identity", "none"]
 
 # sigma = 1e-4 sigma_1: below this, the singular values of float32 tokens carry few correct digits.
 DEFAULT_FLOOR = 1e-8
-# Smallest eigenvalue that is told from 0 when all of an example's tokens vanish.
-_SMALLEST = 1e-12
 # A column sum this close to 0 does not decide the sign of a unit vector.
-_SIGN_TOLERANCE = 1e-9
-
-
-class Spectrum(NamedTuple):
-    """Eigendecomposition of the smaller Gram matrix of B token matrices; carries no gradient.
-
-    values: (B, n) float64 eigenvalues λ = σ², largest first.
-    vectors: (B, n, n) float64 eigenvectors in columns: U of the tokens if T <= D, else their V.
-    transposed: whether the Gram matrix is Hᵀ H (T > D).
-    """
-
-    values: Tensor
-    vectors: Tensor
-    transposed: bool
-
-
-def decompose(tokens_BTD: Tensor) -> Spectrum:
-    """Return the spectrum of every example's (T, D) matrix.
-
-    Examples with non-finite tokens (an overflow in half precision) do not stop the batch: their
-    spectra are finite and meaningless, and what is computed from their tokens stays non-finite.
-    """
-    with torch.no_grad(), torch.autocast(tokens_BTD.device.type, enabled=False):
-        transposed = tokens_BTD.shape[-2] > tokens_BTD.shape[-1]
-        rows = tokens_BTD.detach().double()
-        rows = rows.mT if transposed else rows
-        gram = torch.nan_to_num(rows @ rows.mT, nan=0.0, posinf=0.0, neginf=0.0)
-        values, vectors = torch.linalg.eigh(gram)
-        return Spectrum(values.flip(-1).clamp_min(0.0), vectors.flip(-1), transposed)
+_SIGN_TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-9}
 
 
 def soften(
@@ -71,8 +42,9 @@ def soften(
 
     tau: scalar exponent; 1 leaves the tokens alone, 0 gives the polar factor U Vᵀ.
     spectrum: `decompose(tokens_BTD)`.
-    Returns (B, T, D) softened tokens, float32 or the tokens' wider type, and (B, n) float64
-    singular values, largest first. Both carry gradients to the tokens, the first also to tau.
+    Returns (B, T, D) softened tokens, float32 or the tokens' wider type, and (B, n) singular
+    values, largest first, in the type of the spectrum. Both carry gradients to the tokens, the
+    first also to tau.
     """
     tau = torch.as_tensor(tau, dtype=torch.float64, device=tokens_BTD.device)
     rows = tokens_BTD.mT if spectrum.transposed else tokens_BTD
@@ -87,7 +59,7 @@ def position_vector(
     beta: Tensor,
     through_vectors: bool = False,
 ) -> Tensor:
-    """Return p (B, T) float64 with P_bias = p pᵀ: `p = σ1 U f(σ / σ1)` (equations 22-25).
+    """Return p (B, T) with P_bias = p pᵀ: `p = σ1 U f(σ / σ1)` (equations 22-25).
 
     sigma: (B, n) singular values from `soften`; beta: (3,) coefficients of f(x) = β0 + β1 x + β2
     x². A singular vector is defined up to its sign, and p is not invariant to it. The sign is
@@ -95,19 +67,26 @@ def position_vector(
     largest entry is positive): this depends neither on the solver nor on the order of the tokens.
     through_vectors: also differentiate U. Off by default: that gradient grows as one over the gap
     between eigenvalues, and p jumps where a sum crosses 0. (Repeated eigenvalues contribute
-    nothing.)
+    nothing.) Returns p in the type of the spectrum.
+
+    Raises ValueError if through_vectors meets a float32 spectrum, which cannot tell such gaps.
     """
     with torch.autocast(tokens_BTD.device.type, enabled=False):
         vectors = spectrum.vectors
-        rows = tokens_BTD.double() if through_vectors else tokens_BTD.detach().double()
+        rows = (tokens_BTD if through_vectors else tokens_BTD.detach()).to(vectors.dtype)
         if through_vectors:
+            if vectors.dtype != torch.float64:
+                raise ValueError(
+                    "position_vector: through_vectors needs a float64 spectrum, got "
+                    f"{vectors.dtype}; use decompose(tokens, precision='double')"
+                )
             side = rows.mT if spectrum.transposed else rows
             vectors = _Eigenvectors.apply(side @ side.mT, spectrum.values, vectors)
         if spectrum.transposed:
             scale = sigma if through_vectors else sigma.detach()
-            vectors = rows @ vectors / _floored(scale, 1e-8, 1e-6)[..., None, :]
+            vectors = _product(rows, vectors) / floored(scale, 1e-8, 1e-6)[..., None, :]
         weights = sigma[..., :1] * _polynomial(sigma, beta) * canonical_signs(vectors)
-        return (vectors @ weights[..., None])[..., 0]
+        return _product(vectors, weights[..., None])[..., 0]
 
 
 def position_bias(
@@ -117,7 +96,7 @@ def position_bias(
     spectrum: Spectrum,
     beta: Tensor,
 ) -> Tensor:
-    """Return P_bias (B, T, T) float64.
+    """Return P_bias (B, T, T) in the type of the spectrum.
 
     `rank1`: p pᵀ as in the paper, U detached. `diagonal`: U diag(σ1² f²) Uᵀ, which needs no sign
     and is smooth in the tokens. `identity`: U Uᵀ (the paper's ablation P = I). `none`: zeros.
@@ -130,11 +109,11 @@ def position_bias(
         return sigma.new_zeros(*tokens_BTD.shape[:-1], num_tokens)
     with torch.autocast(tokens_BTD.device.type, enabled=False):
         if spectrum.transposed:
-            tokens = tokens_BTD.double()
+            tokens = tokens_BTD.to(torch.promote_types(tokens_BTD.dtype, sigma.dtype))
             polar, _ = soften(tokens, 0.0, spectrum)
-            identity, root = polar @ polar.mT, polar @ tokens.mT
+            identity, root = _product(polar, polar.mT), _product(polar, tokens.mT)
         else:
-            identity = torch.eye(num_tokens, dtype=torch.float64, device=sigma.device)
+            identity = torch.eye(num_tokens, dtype=sigma.dtype, device=sigma.device)
             identity = identity.expand(len(sigma), -1, -1)
             root = None
         if kind == "identity":
@@ -143,10 +122,10 @@ def position_bias(
             root = _Root.apply(tokens_BTD, spectrum.values, spectrum.vectors, DEFAULT_FLOOR)
         sigma1 = sigma[..., :1, None]
         # U diag(σ / σ1) Uᵀ is a function of the Gram matrix: no sign, no gap in its gradient.
-        root = root / sigma1.clamp_min(_SMALLEST)
-        b0, b1, b2 = beta.double().unbind()
-        mapped = b0 * identity + b1 * root + b2 * (root @ root)
-        return sigma1.square() * (mapped @ mapped)
+        root = root / sigma1.clamp_min(SMALLEST)
+        b0, b1, b2 = beta.to(sigma.dtype).unbind()
+        mapped = b0 * identity + b1 * root + b2 * _product(root, root)
+        return sigma1.square() * _product(mapped, mapped)
 
 
 def canonical_signs(vectors: Tensor) -> Tensor:
@@ -154,76 +133,46 @@ def canonical_signs(vectors: Tensor) -> Tensor:
     vectors = vectors.detach()
     total = vectors.sum(-2)
     largest = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))[..., 0, :]
-    deciding = torch.where(total.abs() > _SIGN_TOLERANCE, total, largest)
+    deciding = torch.where(total.abs() > _SIGN_TOLERANCE[vectors.dtype], total, largest)
     return torch.where(deciding < 0, -1.0, 1.0).to(vectors.dtype)
 
 
 def _polynomial(sigma: Tensor, beta: Tensor) -> Tensor:
     """Return f(σ / σ1) of equation 24, (B, n)."""
-    ratio = sigma / sigma[..., :1].clamp_min(_SMALLEST)
-    b0, b1, b2 = beta.double().unbind()
+    ratio = sigma / sigma[..., :1].clamp_min(SMALLEST)
+    b0, b1, b2 = beta.to(sigma.dtype).unbind()
     return b0 + ratio * (b1 + ratio * b2)
 
 
-def _floored(values: Tensor, floor: float, smallest: float) -> Tensor:
-    """Return (B, n) `values`, largest first, raised to `floor` times the largest."""
-    return torch.maximum(values, (floor * values[..., :1]).clamp_min(smallest))
+class _Product(torch.autograd.Function):
+    """(A, B) -> A B, whose backward leaves autocast too, should it be called inside one."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right)
+        return left @ right
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        left, right = ctx.saved_tensors
+        with torch.autocast(grad.device.type, enabled=False):
+            grad_left = grad @ right.mT if ctx.needs_input_grad[0] else None
+            return grad_left, left.mT @ grad if ctx.needs_input_grad[1] else None
 
 
-def divided_differences(values: Tensor, power: Tensor, floor: float) -> Tensor:
-    """Return K (B, n, n), the divided differences of x -> max(x, floor·x1)^power at `values`.
-
-    K_ij = (g_i - g_j) / (x_i - x_j) and K_ii = g'(x_i). Equal and nearly equal values use the
-    series of sinh(p r) / sinh(r) in r = ½ ln(x_i / x_j), times (x_i x_j)^((p-1)/2), instead of a
-    difference that cancels. Where one of a pair lies under the floor only a part of the distance
-    counts; where both do, the slope is 0.
-    """
-    raised = _floored(values, floor, _SMALLEST)
-    half_log = 0.5 * raised.log()
-    powered = raised**power
-    root = raised ** ((power - 1.0) / 2.0)
-    squared = (half_log[..., :, None] - half_log[..., None, :]).square()
-    distance = values[..., :, None] - values[..., None, :]
-    equal = distance == 0
-    distance = distance.masked_fill(equal, 1.0)
-    # The next term of the series is below 1e-14 for |r| < 0.01.
-    p2 = power.square()
-    series = 1.0 + squared * ((p2 - 1.0) / 6.0) * (1.0 + squared * ((3.0 * p2 - 7.0) / 60.0))
-    series = series * (power * root)[..., :, None] * root[..., None, :]
-    part = (raised[..., :, None] - raised[..., None, :]) / distance
-    above = (values >= raised)[..., :, None].to(part.dtype)
-    near = series * torch.where(equal, above, part)
-    far = (powered[..., :, None] - powered[..., None, :]) / distance
-    return torch.where(squared < 1e-4, near, far)
-
-
-def _power(values: Tensor, vectors: Tensor, power: Tensor, floor: float) -> Tensor:
-    """Return Q diag(λ^p) Qᵀ (B, n, n) float64 with floored λ."""
-    scale = _floored(values, floor, _SMALLEST) ** power
-    return vectors * scale[..., None, :] @ vectors.mT
-
-
-def _power_backward(
-    grad: Tensor, values: Tensor, vectors: Tensor, power: Tensor, floor: float
-) -> tuple[Tensor, Tensor]:
-    """Return C (B, n, n) with grad_X = C X, and the gradient of p, for Y = (X Xᵀ)^p and `grad` of
-    Y.
-
-    With M = Qᵀ grad Q: C = 2 Q (K ∘ sym(M)) Qᵀ and grad_p = Σ_i M_ii λ_i^p ln λ_i.
-    """
-    raised = _floored(values, floor, _SMALLEST)
-    inner = vectors.mT @ grad @ vectors
-    along = inner.diagonal(dim1=-2, dim2=-1) * raised**power
-    mixed = (inner + inner.mT) * divided_differences(values, power, floor)
-    # The floor itself moves with λ1: d(floor·λ1)^p / dλ1 = p (floor·λ1)^p / λ1.
-    rises = (values < raised) & (floor * values[..., :1] > _SMALLEST)
-    moved = 2.0 * power * torch.where(rises, along, 0.0).sum(-1)
-    mixed[..., 0, 0] += moved / values[..., 0].clamp_min(_SMALLEST)
-    return vectors @ mixed @ vectors.mT, (along * raised.log()).sum()
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    product = _Product.apply(left, right)
+    assert isinstance(product, Tensor)
+    return product
 
 
 class _Soften(torch.autograd.Function):
-    """(rows X (B, n, m), τ, λ, Q, floor) -> (Q diag(λ^((τ-1)/2)) Qᵀ X, sqrt(λ))."""
+    """(rows X (B, n, m), τ, λ, Q, floor) -> (Q diag(λ^((τ-1)/2)) Qᵀ X, sqrt(λ)).
+
+    With P = (X Xᵀ)^((τ-1)/2), Y = P X and `grad` of Y: grad_X = P grad + C X, where C is the
+    gradient of the power for `grad Xᵀ` (models/matrix_power.py).
+    """
 
     @staticmethod
     def forward(
@@ -231,37 +180,38 @@ class _Soften(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(rows.device.type, enabled=False):
             wide = torch.promote_types(rows.dtype, torch.float32)
-            power = _power(values, vectors, (tau - 1.0) / 2.0, floor)
-            softened = power.to(wide) @ rows.to(wide)
-        ctx.save_for_backward(rows, tau, values, vectors)
+            power = matrix_power(values, vectors, (tau - 1.0) / 2.0, floor).to(wide)
+            softened = power @ rows.to(wide)
+        ctx.save_for_backward(rows, tau, values, vectors, power)
         ctx.floor = floor
         return softened, values.sqrt()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_sigma: Tensor) -> tuple[Tensor | None, ...]:
-        rows, tau, values, vectors = ctx.saved_tensors
-        power = (tau - 1.0) / 2.0
+        rows, tau, values, vectors, power = ctx.saved_tensors
         with torch.autocast(rows.device.type, enabled=False):
-            wide_rows = rows.to(grad.dtype)
-            grad_power = (grad @ wide_rows.mT).double()
-            mixed, slope = _power_backward(grad_power, values, vectors, power, ctx.floor)
+            rows_wide = rows.to(grad.dtype)
             # dσ_i = u_iᵀ dH v_i and v_i = Hᵀ u_i / σ_i.
-            weight = grad_sigma / _floored(values, ctx.floor, _SMALLEST).sqrt()
-            mixed = mixed + vectors * weight[..., None, :] @ vectors.mT
-            outer = _power(values, vectors, power, ctx.floor)
-            grad_rows = torch.baddbmm(outer.to(grad.dtype) @ grad, mixed.to(grad.dtype), wide_rows)
-        return grad_rows.to(rows.dtype), 0.5 * slope, None, None, None
+            along = grad_sigma / floored(values, ctx.floor).sqrt()
+            grad_power = (grad @ rows_wide.mT).to(values.dtype)
+            exponent = (tau - 1.0) / 2.0
+            mixed, slope = matrix_power_backward(
+                grad_power, values, vectors, exponent, ctx.floor, along
+            )
+            grad_rows = power @ grad
+            grad_rows.baddbmm_(mixed.to(grad.dtype), rows_wide)
+        return grad_rows.to(rows.dtype), 0.5 * slope.to(tau.dtype), None, None, None
 
 
 class _Root(torch.autograd.Function):
-    """(rows X (B, n, m), λ, Q, floor) -> (X Xᵀ)^½ (B, n, n) float64."""
+    """(rows X (B, n, m), λ, Q, floor) -> (X Xᵀ)^½ (B, n, n), of the type of λ."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, values: Tensor, vectors: Tensor, floor: float) -> Tensor:
         ctx.save_for_backward(rows, values, vectors)
         ctx.floor = floor
-        return _power(values, vectors, values.new_tensor(0.5), floor)
+        return matrix_power(values, vectors, values.new_tensor(0.5), floor)
 
     @staticmethod
     @once_differentiable
@@ -269,7 +219,8 @@ class _Root(torch.autograd.Function):
         rows, values, vectors = ctx.saved_tensors
         with torch.autocast(rows.device.type, enabled=False):
             half = values.new_tensor(0.5)
-            mixed, _ = _power_backward(grad, values, vectors, half, ctx.floor)
+            nothing = torch.zeros_like(values)
+            mixed, _ = matrix_power_backward(grad, values, vectors, half, ctx.floor, nothing)
             wide = torch.promote_types(rows.dtype, torch.float32)
             grad_rows = mixed.to(wide) @ rows.to(wide)
         return grad_rows.to(rows.dtype), None, None, None
@@ -293,7 +244,7 @@ class _Eigenvectors(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         values, vectors = ctx.saved_tensors
         gap = values[..., None, :] - values[..., :, None]
-        width = (1e-9 * values[..., :1, None]).clamp_min(_SMALLEST)
+        width = (1e-9 * values[..., :1, None]).clamp_min(SMALLEST)
         inner = (vectors.mT @ grad) * gap / (gap.square() + width.square())
         grad_gram = vectors @ inner @ vectors.mT
         return 0.5 * (grad_gram + grad_gram.mT), None, None

@@ -170,7 +170,7 @@ def test_the_factorisation_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> N
     tokens = torch.randn(8, 6, 16, dtype=DOUBLE)
     expected = layer(tokens)
 
-    def by_svd(tokens: Tensor) -> spectral.Spectrum:
+    def by_svd(tokens: Tensor, *settings: str) -> spectral.Spectrum:
         u, s, _ = torch.linalg.svd(tokens.detach(), full_matrices=False)
         return spectral.Spectrum(s.square(), u, False)
 
@@ -289,6 +289,11 @@ def test_every_ablation_trains_every_parameter_it_has(settings: dict[str, Any]) 
         ({"score_form": "concat", "position_bias": "diagonal"}, "score_form"),
         ({"softened_scores": False, "alpha": 0.0, "gamma": 0.0}, "no attention logits"),
         ({"floor": 0.0}, "floor"),
+        ({"precision": "half"}, "precision must be one of measured, double"),
+        (
+            {"precision": "double", "softening": "none", "alpha": 0.0},
+            "take effect only with softening",
+        ),
     ],
 )
 def test_settings_without_effect_or_meaning_are_errors(

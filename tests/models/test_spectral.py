@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from models import spectral
-from models.spectral import decompose, position_bias, position_vector, soften
+from models.spectral import position_bias, position_vector, soften
+from models.spectrum import decompose
 
 DOUBLE = torch.float64
 BETA = torch.tensor([0.2, 0.5, 0.3], dtype=DOUBLE)
