@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from trainer.data.loader import Loader
 from trainer.data.parquet import check_families, discover, keep_rows
 from trainer.days import check_overlap, parse_days, parse_rows
 from trainer.evaluate import evaluate
+from trainer.failures import exit_code
 from trainer.manifest import RUN, prune, read_manifest
 from trainer.memory import check_tables
 from trainer.optimizer import learning_rates
@@ -268,20 +267,10 @@ def build_parallel(config: TrainConfig, runtime: Runtime) -> Parallel:
 
 def run(config: TrainConfig, output: Path) -> int:
     """Train `config` in this process; return the exit code. Errors go to stderr with the rank."""
-    rank = ""
-    try:
+
+    def work() -> None:
         runtime = start(config.runtime)
-        rank = f"[rank {runtime.rank}] " if runtime.world_size > 1 else ""
         Trainer(config, output, runtime).fit()
         runtime.stop()
-    except ValueError as error:
-        print(f"{rank}error: {error}", file=sys.stderr, flush=True)
-        return 2
-    except RunError as error:
-        print(f"{rank}error: {error}", file=sys.stderr, flush=True)
-        return 1
-    except Exception:
-        # The process group is left as it is: leaving it properly would wait for the other ranks.
-        print(f"{rank}{traceback.format_exc()}", file=sys.stderr, flush=True)
-        return 1
-    return 0
+
+    return exit_code(work)

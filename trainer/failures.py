@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: MIT
+"""How a command ends: its exit code, one line for a failure that explains itself, a trace else.
+
+Under torchrun the failure is also recorded the way torch.distributed.elastic asks for, so that the
+summary which the launcher prints last holds the message instead of a link to a manual.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Callable
+
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from trainer.runtime import RunError
+
+
+def exit_code(work: Callable[[], None]) -> int:
+    """Do `work`; return 0, 2 where configuration or data are wrong, 1 for any other failure.
+
+    Failures go to stderr, with the rank if there are several.
+    """
+    try:
+        work()
+    except (ValueError, RunError) as error:
+        print(f"{_rank()}error: {error}", file=sys.stderr, flush=True)
+        _record(error)
+        return 2 if isinstance(error, ValueError) else 1
+    except Exception as error:
+        # The process group is left as it is: leaving it properly would wait for the other ranks.
+        print(f"{_rank()}{traceback.format_exc()}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            get_error_handler().record_exception(error)
+        return 1
+    return 0
+
+
+def _record(error: Exception) -> None:
+    """Hand `error` to the launcher, without the trace that led to it."""
+    try:
+        raise error.with_traceback(None) from None
+    except (ValueError, RunError):
+        with contextlib.suppress(OSError):
+            get_error_handler().record_exception(error)
+
+
+def _rank() -> str:
+    """Return '[rank N] ' where there are several ranks."""
+    several = dist.is_initialized() and dist.get_world_size() > 1
+    return f"[rank {dist.get_rank()}] " if several else ""
