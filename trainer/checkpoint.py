@@ -20,6 +20,7 @@ import json
 import os
 import pickle
 import shutil
+import warnings
 import zlib
 from collections.abc import Mapping
 from pathlib import Path, PosixPath
@@ -86,7 +87,11 @@ def load(tensors: Mapping[str, Any], path: Path) -> None:
         )
     _verify(path)
     try:
-        state_dict_loader.load(dict(tensors), storage_reader=_Reader(path))
+        with warnings.catch_warnings():
+            # torch asks each ShardedTensor, which TorchRec's tables are, for its device and size,
+            # and warns of its own questions.
+            warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
+            state_dict_loader.load(dict(tensors), storage_reader=_Reader(path))
     except CheckpointException as error:
         raise ValueError(f"{path}: cannot be read ({error}); use an older checkpoint") from error
 

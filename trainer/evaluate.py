@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Evaluate a checkpoint: python -m trainer.evaluate CHECKPOINT --data PATH [--days A:B].
 
-CHECKPOINT is a folder step-N, or a run's folder (its newest checkpoint). Metrics go to standard
-output as JSON, everything else to standard error. Runs alone or under torchrun, at any world size.
+CHECKPOINT is a folder step-N, or a run's folder (its newest checkpoint). Without --days the run's
+test days count, or its share of test rows of the same log, or all rows where it has neither;
+standard error says which. Metrics go to standard output as JSON, everything else to standard error.
+Runs alone or under torchrun, at any world size.
 
 Exit codes: as trainer.train.
 """
@@ -12,9 +14,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import re
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,13 @@ from trainer import checkpoint
 from trainer.config import TrainConfig, config_from_dict
 from trainer.curves import json_ready
 from trainer.data.loader import Loader
-from trainer.data.parquet import LogFile, check_families
-from trainer.manifest import RUN, complete, read_manifest
+from trainer.data.parquet import LogFile, check_families, days_of
+from trainer.days import describe_days
+from trainer.failures import exit_code
+from trainer.manifest import MANIFEST, RUN, complete, read_manifest
 from trainer.metrics import Metrics
 from trainer.parallelize import Pipeline
-from trainer.runtime import RunError, Runtime, start
+from trainer.runtime import Runtime, start
 
 _DIAGNOSED_ROWS = 256
 
@@ -104,6 +108,28 @@ def _first_rows(tokens: Any) -> Any:
     )
 
 
+def choose_rows(config: TrainConfig, data: str, days: str) -> tuple[str, str, str]:
+    """Return the days and the share of rows of `data` to evaluate, and a note on why.
+
+    days: as asked for; empty: the run's own test rows where `data` has such, else all.
+    """
+    if days:
+        return days, "", ""
+    own = config.data
+    log_days = [day for day in days_of(data) if day]
+    if own.test_days and log_days:
+        return own.test_days, "", f"no --days, so the run's test days count: {own.test_days}"
+    if own.test_rows and not own.test_path and os.path.realpath(own.path) == os.path.realpath(data):
+        return "", own.test_rows, f"the run's test rows of {data} count: {own.test_rows}"
+    trained_on = own.train_days or f"rows {own.train_rows or '0:1'}"
+    extent = f" ({describe_days(log_days)})" if log_days else ""
+    return (
+        *("", ""),
+        f"no --days, so all rows of {data} count{extent}; the model was trained on {trained_on} of "
+        f"{own.path}",
+    )
+
+
 def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> dict[str, Any]:
     """Load the model of a checkpoint and return its metrics on the rows of `data`.
 
@@ -113,17 +139,17 @@ def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> d
     from trainer.loop import build_parallel, open_loader
 
     manifest = read_manifest(path, RUN)
-    config = config_from_dict(manifest["config"])
-    if not days and runtime.is_first:
-        trained_on = config.data.train_days or "every day of its log"
-        print(
-            f"note: no --days, so all days of {data} count; the model was trained on {trained_on}",
-            file=sys.stderr,
-        )
+    try:
+        config = config_from_dict(manifest["config"])
+    except ValueError as error:
+        raise ValueError(f"{path / MANIFEST}: {error}; use the version that wrote it") from error
+    days, rows, note = choose_rows(config, data, days)
+    if note and runtime.is_first:
+        print(f"note: {note}", file=sys.stderr, flush=True)
     config = dataclasses.replace(
         config,
         data=dataclasses.replace(
-            config.data, path=data, test_path="", test_days=days, test_rows="", schema=""
+            config.data, path=data, test_path="", test_days=days, test_rows=rows, schema=""
         ),
     )
     loader = open_loader(config, runtime, train=False)
@@ -149,30 +175,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("checkpoint", type=Path, help="a folder step-N, or a run's folder")
     parser.add_argument("--data", required=True, help="the log's folder or file")
-    parser.add_argument("--days", default="", help="FIRST:LAST or DAY; default: every day")
+    parser.add_argument(
+        "--days",
+        default="",
+        help="FIRST:LAST or DAY; default: the run's test days; all rows of a log without days",
+    )
     options = parser.parse_args(arguments)
     path = options.checkpoint
     newest = complete(path / "checkpoints") or complete(path)
-    runtime = None
-    try:
+
+    def work() -> None:
         runtime = start()
         metrics = evaluate_checkpoint(
             newest[-1] if newest else path, options.data, options.days, runtime
         )
         if runtime.is_first:
-            print(json.dumps(json_ready(metrics)))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
-    except Exception:
-        traceback.print_exc()
-        return 1
-    if runtime is not None:
+            print(json.dumps(json_ready(metrics)), flush=True)
         runtime.stop()
-    return 0
+
+    return exit_code(work)
 
 
 if __name__ == "__main__":

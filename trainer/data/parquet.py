@@ -84,6 +84,15 @@ def discover(path: str | Path, days: tuple[str, str] | None, schema: Schema) -> 
     return files
 
 
+def days_of(path: str | Path) -> list[str]:
+    """Return the days of a log, in order; an empty string stands for files in no partition.
+
+    Raises:
+        ValueError: there is no file.
+    """
+    return sorted({day for _, day in _list_files(Path(path))})
+
+
 def keep_rows(files: Sequence[LogFile], shares: tuple[float, float]) -> tuple[LogFile, ...]:
     """Keep the rows from share to share (0 to 1) of all rows in the files' order.
 
