@@ -50,12 +50,14 @@ class RankRecord:
 
     module: its path in the tower. kind: `layer`, `mixing`, `attention`, `ffn` or `learned`.
     values: means over the batch of `erank`, `ferank`, `stable_rank`, `rho1` and `rho4`; for
-    `learned` the layer's learned scalars (`tau`, `beta0`, ...).
+    `learned` the layer's learned scalars (`tau`, `beta0`, ...). spectrum: ρ(1) to ρ(r), means too;
+    empty for `learned`.
     """
 
     module: str
     kind: str
     values: dict[str, float]
+    spectrum: tuple[float, ...] = ()
 
 
 def singular_values(matrices: Tensor) -> Tensor:
@@ -93,9 +95,41 @@ def energy_share(sigma: Tensor, k: int) -> Tensor:
     return energy[..., :k].sum(-1) / total.masked_fill(total == 0, 1.0)
 
 
+def cumulative_spectrum(sigma: Tensor) -> tuple[float, ...]:
+    """Return ρ(1) to ρ(r) of (..., r) singular values, means over (...)."""
+    energy = sigma.square().sort(dim=-1, descending=True).values
+    total = energy.sum(-1, keepdim=True)
+    shares = energy.cumsum(-1) / total.masked_fill(total == 0, 1.0)
+    return tuple(shares.reshape(-1, shares.shape[-1]).mean(0).tolist())
+
+
+def gram_singular_values(gram: Tensor) -> Tensor:
+    """Return (D,) singular values, largest first, of a matrix X from its XᵀX (D, D).
+
+    XᵀX is a sum over rows, so X may lie in pieces anywhere; an embedding table's does.
+    """
+    return torch.linalg.eigvalsh(gram.double()).flip(-1).clamp_min(0.0).sqrt()
+
+
+def gradient_energy(tokens_BTD: Tensor, gradient_BTD: Tensor) -> Tensor:
+    """Return (r,) shares of the gradient's energy along the tokens' left singular vectors.
+
+    With H = U Σ Vᵀ and G = dL/dH of an example, direction i has ‖u_iᵀ G‖² / ‖G‖²; means over the
+    examples that have a gradient. What is left to 1 lies outside the tokens' column space.
+    """
+    left = torch.linalg.svd(tokens_BTD.detach().double(), full_matrices=False).U
+    energy = (left.mT @ gradient_BTD.double()).square().sum(-1)
+    total = gradient_BTD.double().square().sum((-2, -1))
+    return (energy / total[:, None])[total > 0].mean(0)
+
+
 def measure(matrices: Tensor) -> dict[str, float]:
     """Return `erank`, `ferank`, `stable_rank`, `rho1`, `rho4` of (..., m, n), means over (...)."""
-    sigma = singular_values(matrices)
+    return measure_spectrum(singular_values(matrices))
+
+
+def measure_spectrum(sigma: Tensor) -> dict[str, float]:
+    """Return what `measure` does, of (..., r) singular values."""
     rank = effective_rank(sigma)
     return {
         "erank": float(rank.mean()),
@@ -117,7 +151,7 @@ def diagnose(tower: nn.Module, inputs: Any) -> list[RankRecord]:
     """
     records: list[RankRecord] = []
     if isinstance(inputs, Tensor):
-        records.append(RankRecord(module="inputs", kind="layer", values=measure(inputs)))
+        records.append(_record("inputs", "layer", inputs))
     handles = []
     was_training = tower.training
     tower.eval()
@@ -148,6 +182,16 @@ def _recorder(
         if output.dim() == 2:
             output = output[:_MAX_ROWS]
         if output.numel() and torch.isfinite(output).all():
-            records.append(RankRecord(module=path, kind=kind, values=measure(output)))
+            records.append(_record(path, kind, output))
 
     return hook
+
+
+def _record(path: str, kind: str, matrices: Tensor) -> RankRecord:
+    sigma = singular_values(matrices)
+    return RankRecord(
+        module=path,
+        kind=kind,
+        values=measure_spectrum(sigma),
+        spectrum=cumulative_spectrum(sigma),
+    )

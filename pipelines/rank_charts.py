@@ -35,7 +35,28 @@ TAU = (
     "starts at 0.5 and is learned, one a layer. The axis shows the range of the values, or 0.02 "
     "where they differ less."
 )
-_KINDS = {"attention": "attention map", "ffn": "feed-forward (ffn)", "layer": "layer output"}
+SPECTRUM = (
+    "ρ(k) is the share of Σσ² that the k largest singular values hold: a curve that reaches 1 at "
+    "once belongs to an output with one direction, the flattest possible rises in equal steps. "
+    "Shown are the tower's input and the output of its last layer."
+)
+GRADIENT = (
+    "The share of the loss's gradient at the tower's input that lies along the input's first k "
+    "singular directions (u₁ has the largest σ). A curve that rises at once means that training "
+    "moves the embeddings along the direction that already dominates."
+)
+CLUSTERS = (
+    "The tower's outputs are put into 10 clusters by k-means, without the labels; the mutual "
+    "information of cluster and first label, as a share of the label's entropy, says how much of "
+    "the label the representation separates by itself."
+)
+# Kinds that are measured per layer; the others are measured once.
+_KINDS = {
+    "layer": "layer output",
+    "mixing": "token mixing",
+    "attention": "attention map",
+    "ffn": "feed-forward (ffn)",
+}
 _TAU_SPAN = 0.02
 
 
@@ -54,14 +75,19 @@ def rank_charts(runs: Sequence[Run]) -> list[RankChart]:
     An output of one row is left out: its rank is 1 whatever it holds.
     """
     latest = [_latest(run) for run in runs]
-    kinds = dict.fromkeys(str(one.get("module", "")) for records in latest for one in records)
+    kinds = dict.fromkeys(
+        kind
+        for records in latest
+        for one in records
+        if (kind := str(one.get("module", ""))) in _KINDS
+    )
     found = []
     for number, kind in enumerate(kinds):
         lines = []
         for index, (run, records) in enumerate(zip(runs, latest, strict=True)):
             shown = [one for one in records if one.get("module") == kind and not _is_row(one)]
             lines += _lines(run.name, index, shown)
-        title = f"Effective rank share: {_KINDS.get(kind, kind)}"
+        title = f"Effective rank share: {_KINDS[kind]}"
         axes = Axes(title=title, x="layer", y="ferank", y_limits=(0.0, 1.05), whole_x=True)
         found.append(RankChart(title, Markup(chart(f"rank-{number}", axes, lines))))
     lines = [
@@ -71,7 +97,67 @@ def rank_charts(runs: Sequence[Run]) -> list[RankChart]:
     title = "Softening exponent τ"
     axes = Axes(title=title, x="layer", y="τ = sigmoid(a)", y_span=_TAU_SPAN, whole_x=True)
     found.append(RankChart(title, Markup(chart("rank-tau", axes, lines)), TAU))
+    found += [_spectra(runs, latest), _gradients(runs, latest), _clusters(runs)]
     return [one for one in found if one.svg]
+
+
+def _spectra(runs: Sequence[Run], latest: Sequence[list[dict[str, Any]]]) -> RankChart:
+    """Return ρ(k) of each run's input and last layer."""
+    lines = []
+    for index, (run, records) in enumerate(zip(runs, latest, strict=True)):
+        layers = [one for one in records if one.get("module") == "layer" and not _is_row(one)]
+        ends = layers[:1] + layers[1:][-1:]
+        lines += [
+            Line(
+                label=f"{run.name}: {one.get('path') or one.get('layer')}",
+                series=index,
+                points=_spectrum(one),
+                variant=variant,
+            )
+            for variant, one in enumerate(ends)
+        ]
+    title = "Cumulative spectrum ρ(k)"
+    axes = Axes(title=title, x="k", y="ρ(k)", y_limits=(0.0, 1.05), whole_x=True)
+    return RankChart(title, Markup(chart("rank-spectrum", axes, lines)), SPECTRUM)
+
+
+def _gradients(runs: Sequence[Run], latest: Sequence[list[dict[str, Any]]]) -> RankChart:
+    """Return the gradient's cumulative share along each run's singular directions."""
+    lines = [
+        Line(
+            label=run.name,
+            series=index,
+            points=[
+                p for one in records if one.get("module") == "gradient" for p in _spectrum(one)
+            ],
+        )
+        for index, (run, records) in enumerate(zip(runs, latest, strict=True))
+    ]
+    title = "Gradient energy along singular directions"
+    axes = Axes(title=title, x="k", y="share of ‖G‖²", y_limits=(0.0, 1.05), whole_x=True)
+    return RankChart(title, Markup(chart("rank-gradient", axes, lines)), GRADIENT)
+
+
+def _clusters(runs: Sequence[Run]) -> RankChart:
+    """Return what the clusters of each run's outputs knew of the label, over its evaluations."""
+    lines = []
+    for index, run in enumerate(runs):
+        points = [
+            (one["step"], one["mutual_information"] / one["label_entropy"])
+            for one in run.ranks
+            if one.get("module") == "clusters"
+            and is_number(one.get("mutual_information"))
+            and one.get("label_entropy")
+        ]
+        lines.append(Line(label=run.name, series=index, points=points))
+    title = "Label information of the output's clusters"
+    axes = Axes(title=title, x="step", y="I(cluster; label) / H(label)", whole_x=True)
+    return RankChart(title, Markup(chart("rank-clusters", axes, lines)), CLUSTERS)
+
+
+def _spectrum(record: dict[str, Any]) -> list[tuple[float, float]]:
+    """Return the points (k, ρ(k)) of a record."""
+    return list(enumerate(record.get("spectrum") or (), start=1))
 
 
 def rank_notes(runs: Sequence[Run]) -> list[str]:
@@ -87,7 +173,7 @@ def rank_notes(runs: Sequence[Run]) -> list[str]:
 def rank_table(run: Run) -> dict[str, Any]:
     """Return every value of the last diagnosed step."""
     records = _latest(run)
-    known = ("step", "layer", "module", "path")
+    known = ("step", "layer", "module", "path", "spectrum")
     keys = [key for key in dict.fromkeys(key for one in records for key in one) if key not in known]
     rows = [[_name(one), *(written(one.get(key)) for key in keys)] for one in records]
     return {"header": ["Module and layer", *keys], "rows": rows, "hints": {}, "best": {}}

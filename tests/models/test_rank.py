@@ -6,9 +6,12 @@ from __future__ import annotations
 import torch
 
 from models.rank import (
+    cumulative_spectrum,
     diagnose,
     effective_rank,
     energy_share,
+    gradient_energy,
+    gram_singular_values,
     measure,
     singular_values,
     stable_rank,
@@ -109,3 +112,28 @@ def test_a_collapsed_representation_is_seen_as_one() -> None:
     tower = SpecFormerConfig(num_layers=1).build(5, 8)
     tokens = torch.randn(6, 1, 8).expand(6, 5, 8)
     assert diagnose(tower, tokens)[0].values["ferank"] < 0.21
+
+
+def test_cumulative_spectrum_ends_at_one_and_agrees_with_energy_share() -> None:
+    sigma = singular_values(torch.randn(6, 4, 7, dtype=DOUBLE))
+    shares = cumulative_spectrum(sigma)
+    assert len(shares) == 4
+    assert abs(shares[-1] - 1.0) < 1e-12
+    assert abs(shares[1] - float(energy_share(sigma, 2).mean())) < 1e-12
+
+
+def test_a_table_in_pieces_has_the_spectrum_of_the_whole() -> None:
+    table = torch.randn(90, 8, dtype=DOUBLE)
+    gram = sum(piece.T @ piece for piece in table.split([40, 1, 49]))
+    assert torch.allclose(gram_singular_values(gram), torch.linalg.svdvals(table))
+
+
+def test_gradient_energy_lies_where_the_gradient_was_put() -> None:
+    left, _ = torch.linalg.qr(torch.randn(3, 5, 5, dtype=DOUBLE))
+    sigma = torch.tensor([5.0, 4, 3, 2, 1], dtype=DOUBLE)
+    tokens = (left * sigma) @ torch.linalg.qr(torch.randn(9, 5, dtype=DOUBLE))[0].T
+    gradient = left[..., 2:3] * torch.randn(3, 1, 9, dtype=DOUBLE)
+    shares = gradient_energy(tokens, gradient)
+    assert torch.allclose(shares, torch.tensor([0.0, 0, 1, 0, 0], dtype=DOUBLE), atol=1e-12)
+    gradient[1] = 0.0
+    assert torch.allclose(gradient_energy(tokens, gradient), shares, atol=1e-12)

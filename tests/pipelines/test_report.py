@@ -105,6 +105,13 @@ def write_run(folder: Path, auc: float = 0.74, charts: bool = True, **metrics) -
             for layer in range(2)
             for module in ("tokens", "attention")
         ]
+        once = {"layer": 0, "step": 300}
+        records += [
+            once | {"module": "gradient", "path": "inputs", "spectrum": [0.6, 0.9, 1.0]},
+            once | {"module": "table", "path": "item", "ferank": 0.8, "spectrum": [0.7, 1.0]},
+            once | {"module": "layer", "path": "inputs", "ferank": 0.9, "spectrum": [0.4, 1.0]},
+            once | {"module": "clusters", "mutual_information": 0.03, "label_entropy": 0.6},
+        ]
         (folder / "ranks.json").write_text(json.dumps(records))
     return folder
 
@@ -130,7 +137,11 @@ def test_every_section_and_value_is_on_the_page(tmp_path):
     assert dict(zip(header, found.row("second"), strict=True))["To ceiling"] == "–"
     for text in ("Training loss", "Running AUC", "rank share: attention map", "exponent τ"):
         assert text in found.text
-    assert found.row("attention 1 (layers.1.attention)")[1:] == [
+    for text in ("Cumulative spectrum", "Gradient energy", "Label information"):
+        assert text in found.text
+    assert "rank share: table" not in found.text, "a table belongs to no layer"
+    assert found.row("table 0 (item)")[2] == "0.8000"
+    assert found.row("attention 1 (layers.1.attention)")[1:6] == [
         "5.0000",
         "0.6000",
         "2.0000",
