@@ -37,6 +37,7 @@ from trainer.optimizer import DenseOptimizerConfig
 from trainer.parallelize import ParallelConfig
 from trainer.precision import PrecisionConfig
 from trainer.runtime import RuntimeConfig
+from trainer.settings import check_words
 from trainer.telemetry import TelemetryConfig
 
 
@@ -199,16 +200,8 @@ def apply_overrides(config: TrainConfig, arguments: Sequence[str]) -> TrainConfi
         ValueError: an unknown setting or a value of the wrong type; the message proposes the
             closest setting.
     """
-    known = setting_names(config)
-    for argument in arguments:
-        name = argument.partition("=")[0].replace("_", "-")
-        if argument.startswith("--") and name not in known and name != "--help":
-            negated = re.sub(r"(^--|\.)no-", r"\1", name)
-            if negated not in known:
-                raise ValueError(
-                    f"unknown setting {name}{suggest(name, known)}; `python -m trainer.train "
-                    "RECIPE --help` lists all"
-                )
+    if list(arguments) != ["--help"]:
+        check_words(config, arguments)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
@@ -222,29 +215,26 @@ def apply_overrides(config: TrainConfig, arguments: Sequence[str]) -> TrainConfi
     except SystemExit as stop:
         if not stop.code:
             raise
-        text = " ".join(re.sub(r"[─│╭╮╰╯]+", " ", errors.getvalue()).split())
-        raise ValueError(f"settings: {text}") from None
+        raise ValueError(_refusal(stop, errors.getvalue())) from None
     if config.data.schema:
         config = dataclasses.replace(config, schema=load_schema(config.data.schema))
     return config
 
 
-def setting_names(config: TrainConfig) -> list[str]:
-    """Return every setting that can be overridden, as --section.field."""
-    names: list[str] = []
-
-    def visit(value: Any, prefix: str) -> None:
-        for item in dataclasses.fields(value):
-            if not prefix and item.name in ("recipe", "schema"):
-                continue
-            child, path = getattr(value, item.name), f"{prefix}{item.name.replace('_', '-')}"
-            if dataclasses.is_dataclass(child):
-                visit(child, f"{path}.")
-            else:
-                names.append(f"--{path}")
-
-    visit(config, "")
-    return names
+def _refusal(stop: BaseException, printed: str) -> str:
+    """Return why a section refused its values: its own words, or what tyro printed."""
+    reason: BaseException | None = stop
+    section = ""
+    while reason is not None:
+        if type(reason) is ValueError:
+            message = str(reason)
+            parts = "|".join(map(re.escape, section.split(".")))
+            named = not section or re.match(rf"({parts})[.:]", message)
+            return message if named else f"{section}.{message}"
+        if len(reason.args) == 2 and isinstance(reason.args[1], str):
+            section = reason.args[1]  # of tyro's error, around that of the section
+        reason = reason.__cause__ or reason.__context__
+    return "settings: " + " ".join(re.sub(r"[─│╭╮╰╯]+", " ", printed).split())
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:

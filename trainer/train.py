@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.config import apply_overrides, load_recipe, recipes
+from trainer.settings import describe_settings
 
 USAGE = """\
 usage: python -m trainer.train RECIPE --output DIR [--data.path PATH] [--data.train-days A:B]
@@ -26,7 +27,8 @@ usage: python -m trainer.train RECIPE --output DIR [--data.path PATH] [--data.tr
   RECIPE      specformer.globo, or package.module:function (see --list)
   --output    the run's folder
   --list      recipes, one line each
-  --help      this text; after a RECIPE, every setting with the recipe's value"""
+  --help      this text; after a RECIPE, every setting with the recipe's value
+  --help-all  after a RECIPE, every setting with its description"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not arguments or arguments[0] in ("-h", "--help"):
             print(USAGE)
             return 0
+        if {"-h", "--help", "--help-all"} & set(arguments):
+            return show_settings(arguments)
         recipe, output, overrides = parse(arguments)
         config = apply_overrides(load_recipe(recipe), overrides)
     except ValueError as error:
@@ -59,8 +63,6 @@ def parse(arguments: Sequence[str]) -> tuple[str, Path, list[str]]:
     recipe, rest = arguments[0], list(arguments[1:])
     if recipe.startswith("-"):
         raise ValueError(f"expected a recipe first, got {recipe!r}\n{USAGE}")
-    if "-h" in rest or "--help" in rest:
-        return recipe, Path(), rest
     output = None
     overrides: list[str] = []
     remaining = iter(rest)
@@ -74,6 +76,19 @@ def parse(arguments: Sequence[str]) -> tuple[str, Path, list[str]]:
     if not output:
         raise ValueError("--output DIR is needed: the folder for config, metrics and checkpoints")
     return recipe, Path(output), overrides
+
+
+def show_settings(arguments: Sequence[str]) -> int:
+    """Print the settings of the recipe that comes first, in short or with --help-all in full."""
+    config = load_recipe(arguments[0])
+    if "--help-all" in arguments:
+        apply_overrides(config, ["--help"])  # leaves with exit code 0
+    usage = (
+        f"usage: python -m trainer.train {arguments[0]} --output DIR [--section.field VALUE ...]"
+    )
+    print(usage, "(on) and (off): --x.y, --x.no-y. --help-all describes every setting.", sep="\n")
+    print(f"\n{describe_settings(config)}")
+    return 0
 
 
 def describe_recipes() -> str:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from models.ranking import RankingModel
-from trainer import config as config_module
 from trainer.config import (
     apply_overrides,
     config_from_dict,
@@ -18,6 +17,7 @@ from trainer.config import (
     to_dict,
 )
 from trainer.days import parse_days, parse_rows
+from trainer.settings import setting_names
 
 
 @pytest.mark.parametrize("name", sorted(recipes()))
@@ -125,7 +125,7 @@ def test_a_schema_file_replaces_the_recipes_schema(tmp_path):
 
 
 def test_settings_are_listed_with_their_section():
-    names = config_module.setting_names(load_recipe("dlrm.demo"))
+    names = setting_names(load_recipe("dlrm.demo"))
     assert "--data.train-days" in names
     assert "--loader.batch-size" in names
 

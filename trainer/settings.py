@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: MIT
+"""Settings as a command line gives them: their names, what each expects, and a short list of them.
+
+A setting is a field of nested dataclasses and called --section.field, with hyphens. Words are
+checked here before they are applied, because a parser's own messages leave out what was expected,
+or what was meant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import textwrap
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+from embeddings.plain import suggest
+
+_WIDTH = 100
+# Fields of a recipe that no word can set.
+_FIXED = ("recipe", "schema")
+
+
+class Setting(NamedTuple):
+    """A field: its name on the command line, its annotated type, its value."""
+
+    name: str
+    kind: Any
+    value: Any
+
+
+def sections(config: Any) -> Iterator[tuple[Any, list[Setting]]]:
+    """Yield each dataclass of `config`, itself first, and the settings that are its own fields."""
+
+    def visit(value: Any, prefix: str) -> Iterator[tuple[Any, list[Setting]]]:
+        kinds = typing.get_type_hints(type(value))
+        own, inner = [], []
+        for item in dataclasses.fields(value):
+            if not prefix and item.name in _FIXED:
+                continue
+            child, path = getattr(value, item.name), f"{prefix}{item.name.replace('_', '-')}"
+            if dataclasses.is_dataclass(child):
+                inner.append((child, f"{path}."))
+            else:
+                own.append(Setting(f"--{path}", kinds[item.name], child))
+        yield value, own
+        for child, path in inner:
+            yield from visit(child, path)
+
+    yield from visit(config, "")
+
+
+def setting_names(config: Any) -> list[str]:
+    """Return every setting that can be overridden, as --section.field."""
+    return [setting.name for _, own in sections(config) for setting in own]
+
+
+def check_words(config: Any, words: Sequence[str]) -> None:
+    """Check that `words` are settings of `config`, each followed by what it expects.
+
+    Raises:
+        ValueError: an unknown setting, or a word that is no value of its setting; the message
+            proposes the closest setting or value.
+    """
+    known = {setting.name: setting.kind for _, own in sections(config) for setting in own}
+    name, values = "", []
+    for word in (*words, "--"):
+        if not word.startswith("--"):
+            values.append(word)
+            continue
+        if name:
+            _check_values(name, known[name], values)
+        elif values:
+            raise ValueError(
+                f"unexpected word {values[0]!r}: expected --section.field VALUE; `python -m "
+                "trainer.train RECIPE --help` lists the settings"
+            )
+        if word == "--":
+            continue
+        text, equals, value = word.partition("=")
+        name, values = text.replace("_", "-"), [value] if equals else []
+        negated = re.sub(r"(^--|\.)no-", r"\1", name)
+        if name not in known and known.get(negated) is bool:
+            name = negated
+        if name not in known:
+            raise ValueError(
+                f"unknown setting {name}{suggest(name, known)}; `python -m trainer.train RECIPE "
+                "--help` lists all"
+            )
+
+
+def describe_settings(config: Any) -> str:
+    """Return all settings with their values, a paragraph a section."""
+    paragraphs = []
+    for section, own in sections(config):
+        if own:
+            summary = (inspect.getdoc(type(section)) or "").partition("\n")[0]
+            # A setting and its value stay on one line.
+            parts = [f"{s.name} {_written(s.value)}".replace(" ", "\0") for s in own]
+            lines = textwrap.wrap(
+                "  ".join(parts),
+                _WIDTH,
+                initial_indent="  ",
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            paragraphs.append("\n".join([summary, *lines]).replace("\0", " "))
+    return "\n".join(paragraphs)
+
+
+def _check_values(name: str, kind: Any, values: list[str]) -> None:
+    """Check the words after one setting."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    expected, bad, choices = _expectation(kind), None, ()
+    if kind is bool:
+        bad = values[0] if values else None
+    elif origin is tuple:
+        bad = next((value for value in values if not _fits(inner[0], value)), None)
+        choices = typing.get_args(inner[0])
+    elif origin is dict:
+        bad = next((value for value in values[1::2] if not _fits(inner[1], value)), None)
+        bad = values[-1] if bad is None and len(values) % 2 else bad
+        choices = typing.get_args(inner[1])
+    elif len(values) != 1:
+        found = " ".join(values) if values else "nothing"
+        raise ValueError(f"{name}: expected {expected}, got {found}")
+    elif not _fits(kind, values[0]):
+        bad, choices = values[0], inner
+    if bad is not None:
+        meant = suggest(bad, [choice for choice in choices if isinstance(choice, str)])
+        raise ValueError(f"{name}: expected {expected}, got {bad!r}{meant}")
+
+
+def _fits(kind: Any, word: str) -> bool:
+    """Return whether a word is a value of a scalar type."""
+    if typing.get_origin(kind) is Literal:
+        return word in [str(choice) for choice in typing.get_args(kind)]
+    if kind in (int, float):
+        try:
+            kind(word)
+        except ValueError:
+            return False
+    return True
+
+
+def _expectation(kind: Any) -> str:
+    """Return in words what a setting expects."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, inner))}"
+    if origin is tuple:
+        return f"any number of words, each {_expectation(inner[0])}"
+    if origin is dict:
+        return f"pairs NAME VALUE, each VALUE {_expectation(inner[1])}"
+    names = {
+        bool: "no value (--x.y for on, --x.no-y for off)",
+        int: "an integer",
+        float: "a number",
+        str: "one word (quote spaces)",
+    }
+    return names.get(kind, "a value")
+
+
+def _written(value: Any) -> str:
+    """Return a value as a command line would have it."""
+    if isinstance(value, bool):
+        return "(on)" if value else "(off)"
+    if isinstance(value, dict):
+        value = tuple(word for pair in value.items() for word in pair)
+    if isinstance(value, tuple | list):
+        return " ".join(map(str, value)) or "()"
+    return str(value) or "''"
