@@ -20,6 +20,9 @@ TOWERS = (
     "tokenformer.demo",
     "tokenformer.demo_user_centric",
     "dlrm.demo",
+    "rankmixer.demo",
+    "onetrans.demo",
+    "hstu.demo",
 )
 pytestmark = pytest.mark.dist
 
