@@ -2,11 +2,11 @@
 """The context of a stream, packed: fields, separators and jagged histories without padding.
 
 `build_context` lays the contexts of all examples one after another and says of each row what it is.
-Only the attention call needs a rectangle: a `Grid` pads rows so that all contexts *end* in the same
-column, where the distance of two columns is the distance of their tokens and one window fits all.
+Layers run on the packed rows (`jagged.py`); only what targets attend to is padded, since all of an
+example's targets read it together: a `Past` a layer, in sliding layers the window's rows alone.
 
-Shapes: B examples, F fields, N events, D token width, P packed rows, S grid columns, H heads,
-d head width.
+Shapes: B examples, F fields, N events, D token width, P packed rows, S columns, H heads, d head
+width.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models.jagged import Band, Grid, offsets_of
 from models.stream import Stream
 
 
@@ -108,66 +109,6 @@ def build_context(
     return Packed(tokens, rows, counts, lengths, int(lengths.max()), num_fields, per_event)
 
 
-class Grid(NamedTuple):
-    """A rectangle of B x S columns in which contexts end together.
-
-    target: (P,) flat cell of each row. from_end: (S,) distance of each column from the end.
-    lengths: (B,) an example fills the columns with from_end <= its length.
-    num_fields: how many of an example's first columns are fields. ragged: whether any cell is
-    empty.
-    """
-
-    target: Tensor
-    from_end: Tensor
-    lengths: Tensor
-    num_fields: int
-    ragged: bool
-
-    @staticmethod
-    def of(rows: Rows, lengths: Tensor, size: int, step: int = 1, num_fields: int = 0) -> Grid:
-        """Return the grid of `size` columns for rows whose from_end are multiples of `step`."""
-        column = size - rows.from_end.div(step, rounding_mode="floor")
-        from_end = step * torch.arange(size, 0, -1, device=column.device)
-        ragged = bool((lengths < size * step).any())
-        return Grid(rows.example * size + column, from_end, lengths, num_fields, ragged)
-
-    def pad(self, heads: Tensor) -> Tensor:
-        """Return (B, H, S, d) of (P, H, d), zero where there is no row."""
-        num_examples, size = len(self.lengths), len(self.from_end)
-        padded = heads.new_zeros(num_examples * size, *heads.shape[1:])
-        padded.index_copy_(0, self.target, heads)
-        return padded.unflatten(0, (num_examples, size)).transpose(1, 2)
-
-    def unpad(self, heads: Tensor) -> Tensor:
-        """Return (P, H·d) of (B, H, S, d)."""
-        return heads.transpose(1, 2).flatten(2).flatten(0, 1).index_select(0, self.target)
-
-    def present(self) -> Tensor | None:
-        """Return (B, S), True where there is a row, or None if there is one everywhere."""
-        return self.from_end <= self.lengths[:, None] if self.ragged else None
-
-    def fields(self) -> Tensor:
-        """Return (B, S), True where the row is a field."""
-        place = self.lengths[:, None] - self.from_end
-        return (place >= 0) & (place < self.num_fields)
-
-    def sees(self, keys: Grid, window: int | None, bidirectional_fields: bool) -> Tensor:
-        """Return which columns of `keys` this grid's columns see, broadcast to (B, 1, Q, S).
-
-        window: in tokens, itself included; None for all earlier ones.
-        """
-        distance = keys.from_end - self.from_end[:, None]
-        visible = distance >= 0
-        if window is not None:
-            visible = visible & (distance < window)
-        present = keys.present()
-        if present is not None:
-            visible = visible & present[:, None, None, :]
-        if bidirectional_fields and self.num_fields:
-            visible = visible | (self.fields()[:, None, :, None] & keys.fields()[:, None, None, :])
-        return visible
-
-
 class Past(NamedTuple):
     """What targets see of one layer: keys and values (B, H, S, d), and which are there (B, S).
 
@@ -178,11 +119,27 @@ class Past(NamedTuple):
     value: Tensor
     present: Tensor | None
 
-    def tail(self, window: int | None) -> Past:
-        """Return the part that a row right after the context sees through a window of `window`."""
-        size = self.key.shape[2]
-        if window is None or size < window:
-            return self
-        first = size - (window - 1)
-        present = None if self.present is None else self.present[:, first:]
-        return Past(self.key[:, :, first:], self.value[:, :, first:], present)
+    @staticmethod
+    def of(key: Tensor, value: Tensor, band: Band) -> Past:
+        """Return what a row right after each example sees of keys and values (P, H, d).
+
+        band: who the rows are, and the window that a row sees them through.
+        """
+        offsets, size, num_rows = band.offsets, band.longest, len(key)
+        num_examples = len(offsets) - 1
+        if band.window is not None and band.window <= size:
+            size = band.window - 1
+        if num_rows == num_examples * band.longest:
+            grid = Grid(None, num_examples, band.longest)
+            return Past(grid.pad(key)[:, :, -size:], grid.pad(value)[:, :, -size:], None)
+        lengths = offsets.diff()
+        if size < band.longest:
+            rows = torch.arange(num_rows, device=offsets.device)
+            ends = torch.repeat_interleave(offsets[1:], lengths, output_size=num_rows)
+            newest = (ends - rows <= size).nonzero()[:, 0]
+            key, value = key.index_select(0, newest), value.index_select(0, newest)
+            lengths = lengths.clamp_max(size)
+        grid = Grid.ending_together(offsets_of(lengths), len(key), size)
+        place = torch.arange(size, 0, -1, device=offsets.device)
+        present = None if grid.cell is None else place <= lengths[:, None]
+        return Past(grid.pad(key), grid.pad(value), present)

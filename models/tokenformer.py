@@ -10,14 +10,12 @@ and keeps each layer's keys and values, `score` runs any number of targets again
 which sees another. The split is exact; a server may encode a user once and score candidates as they
 come.
 
-Histories stay jagged: everything but the attention call itself runs on the packed (P, D) context. A
-row is computed only as long as something still to come reads it: fields end with the last full
-layer, and in `impression` mode a sliding layer keeps just the tail that the windows above it reach.
-Packed rows are padded for attention so that streams *end* in the same column: then windows are the
-same for all rows.
+Histories stay jagged: the layers run on the packed (P, D) context, attention too where its kernel
+takes packed rows (`attention.py`). A row is computed only as long as something still to come reads
+it: fields end with the last full layer, and in `impression` mode a sliding layer keeps just the
+tail that the windows above it reach.
 
-Shapes: B examples, F fields, N events, V targets, D token width, P packed context tokens, H heads,
-S padded length.
+Shapes: B examples, F fields, N events, V targets, D token width, P packed context tokens, H heads.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention import attention
-from models.history import Grid, Packed, Past, Rows, build_context
+from models.history import Packed, Past, Rows, build_context
 from models.interaction import (
     Gate,
     InteractionBlock,
@@ -37,6 +35,7 @@ from models.interaction import (
     Rotation,
     rotation_table,
 )
+from models.jagged import Band, offsets_of
 from models.layers import check_choices
 from models.stream import Stream
 
@@ -184,10 +183,9 @@ class TokenFormer(nn.Module):
             assert isinstance(block, InteractionBlock)
             normed = block.attention_norm(x_PD)
             rotation = _of_rows(table, rows)
-            keys = self._key_grid(number, packed, rows)
-            key, value = map(keys.pad, block.keys_values(normed, rotation))
-            seen = Past(key, value, keys.present())
-            layers.append(seen.tail(self.windows[number]))
+            key, value = block.keys_values(normed, rotation)
+            band = self._band(number, packed)
+            layers.append(Past.of(key, value, band))
             if number + 1 == config.num_layers and not user_centric:
                 break
             kept = self._kept(number, rows)
@@ -195,11 +193,10 @@ class TokenFormer(nn.Module):
                 x_PD, normed = x_PD.index_select(0, kept), normed.index_select(0, kept)
                 rows = rows.select(kept)
                 rotation = _of_rows(table, rows)
+                band = self._asked(band, number, packed, kept)
             query, gate = block.queries_gate(normed, rotation)
-            queries = keys if kept is None else self._key_grid(number + 1, packed, rows)
-            mask = queries.sees(keys, self.windows[number], config.static_bidirectional)
-            attended = attention(queries.pad(query), key, value, mask=mask)
-            x_PD = block.finish(x_PD, queries.unpad(attended), gate)
+            attended = attention(query, key, value, mask=band)
+            x_PD = block.finish(x_PD, attended.flatten(-2), gate)
         last = torch.full_like(packed.counts, config.max_length + 1)
         positions = packed.counts + 1 if user_centric and not config.right_align else last
         if user_centric:
@@ -242,20 +239,25 @@ class TokenFormer(nn.Module):
             reach = None if reach is None or window is None else reach + window - 1
         return reach
 
-    def _key_grid(self, number: int, packed: Packed, rows: Rows) -> Grid:
-        """Return the grid of the rows that enter layer `number`; past the last layer, of items."""
-        config = self.config
-        if number == config.num_layers:
-            size = (packed.longest - self.num_fields) // packed.tokens_per_event
-            lengths = packed.lengths - self.num_fields
-            return Grid.of(rows, lengths, size, packed.tokens_per_event)
-        num_fields = self.num_fields if number < config.num_full_layers else 0
-        lengths = packed.lengths - (self.num_fields - num_fields)
-        size = packed.longest - (self.num_fields - num_fields)
-        reach = self._reach(number)
-        if reach is not None:
-            size = min(size, reach)
-        return Grid.of(rows, lengths, size, 1, num_fields)
+    def _band(self, number: int, packed: Packed) -> Band:
+        """Return which rows that enter layer `number` see which."""
+        window, reach = self.windows[number], self._reach(number)
+        full = number < self.config.num_full_layers
+        dropped = 0 if full else self.num_fields
+        lengths, longest = packed.lengths - dropped, packed.longest - dropped
+        if reach is not None and reach < longest:
+            lengths, longest = lengths.clamp_max(reach), reach
+        mutual = self.num_fields if full and self.config.static_bidirectional else 0
+        return Band(offsets_of(lengths), longest, window, mutual)
+
+    def _asked(self, band: Band, number: int, packed: Packed, kept: Tensor) -> Band:
+        """Return the band of layer `number` in which the rows `kept` ask alone."""
+        following = number + 1
+        if following == self.config.num_layers:
+            items = (packed.longest - self.num_fields - 1) // packed.tokens_per_event
+            return band._replace(queries=kept, most=items)
+        most = self._band(following, packed).longest
+        return band._replace(queries=kept, most=most, are_last=True)
 
     def _kept(self, number: int, rows: Rows) -> Tensor | None:
         """Return which rows layer `number` must put out, None for all."""
