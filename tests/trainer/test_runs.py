@@ -286,6 +286,9 @@ def test_a_run_leaves_the_files_of_its_contract(logs, processes, tmp_path):
     saved = json.loads((tmp_path / "run/config.json").read_text())
     assert saved["recipe"] == "specformer.demo"
     ranks = json.loads((tmp_path / "run/ranks.json").read_text())
-    assert {record["module"] for record in ranks} >= {"layer", "attention", "learned"}
+    assert {record["module"] for record in ranks} >= {
+        *("layer", "attention", "learned"),
+        *("gradient", "clusters", "table"),
+    }
     assert dataclasses.asdict(config)["data"] == saved["data"]
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-5"]
