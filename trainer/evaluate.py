@@ -15,51 +15,43 @@ import argparse
 import dataclasses
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from models.rank import diagnose
 from trainer import checkpoint
 from trainer.config import TrainConfig, config_from_dict
 from trainer.curves import json_ready
 from trainer.data.loader import Loader
 from trainer.data.parquet import LogFile, check_families, days_of
 from trainer.days import describe_days
+from trainer.diagnostics import Watch, diagnose_model
 from trainer.failures import exit_code
 from trainer.manifest import MANIFEST, RUN, complete, read_manifest
 from trainer.metrics import Metrics
 from trainer.parallelize import Pipeline
 from trainer.runtime import Runtime, start
 
-_DIAGNOSED_ROWS = 256
-
 
 def evaluate(
-    pipeline: Pipeline, loader: Loader, config: TrainConfig, runtime: Runtime
+    pipeline: Pipeline, loader: Loader, config: TrainConfig
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Predict every row of `loader` once and return metrics over all ranks, and effective ranks.
+    """Predict every row of `loader` once; return metrics over all ranks and rank 0's diagnostics.
 
-    The effective ranks are those of rank 0's first rows (at most 256); other ranks return an empty
-    list.
+    For the diagnostics see `diagnose_model`; other ranks return an empty list of them.
     """
     metrics = Metrics([label.name for label in config.schema.labels])
     parallel = pipeline.parallel
-    tokens: list[Any] = []
     was_training = parallel.module.training
     parallel.module.eval()
-    hook = parallel.model.get_submodule("tower").register_forward_pre_hook(
-        lambda _, inputs: tokens.append(inputs[0]) if not tokens else None
-    )
     batches = iter(loader)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), Watch(parallel.model.get_submodule("tower")) as watch:
             for predictions in _predict(pipeline, batches):
+                watch.note(predictions)
                 rows = predictions.num_examples
                 metrics.update(
                     predictions.probabilities[:rows],
@@ -67,21 +59,10 @@ def evaluate(
                     predictions.weights[:rows],
                     predictions.groups[:rows],
                 )
-    finally:
-        hook.remove()
-        parallel.module.train(was_training)
-    result = metrics.compute()
-    ranks: list[dict[str, Any]] = []
-    if runtime.is_first and tokens:
         with torch.no_grad(), pipeline.precision.autocast():
-            records = diagnose(parallel.model.get_submodule("tower"), _first_rows(tokens[0]))
-        # Layers count from 1 by the first number of a module's path; 0 is the tower's input.
-        for record in records:
-            number = re.search(r"\d+", record.module)
-            layer = int(number[0]) + 1 if number else 0
-            where = {"layer": layer, "module": record.kind, "path": record.module}
-            ranks.append({**where, **record.values})
-    return result, ranks
+            return metrics.compute(), diagnose_model(parallel, watch)
+    finally:
+        parallel.module.train(was_training)
 
 
 def _predict(pipeline: Pipeline, batches: Iterator[Any]) -> Iterator[Any]:
@@ -91,21 +72,6 @@ def _predict(pipeline: Pipeline, batches: Iterator[Any]) -> Iterator[Any]:
             yield pipeline.progress(batches)
         except StopIteration:
             return
-
-
-def _first_rows(tokens: Any) -> Any:
-    """Return the first examples of a tower's input."""
-    if isinstance(tokens, Tensor):
-        return tokens[:_DIAGNOSED_ROWS]
-    rows = min(_DIAGNOSED_ROWS, tokens.fields.shape[0])
-    end = int(tokens.offsets[rows])
-    return type(tokens)(
-        fields=tokens.fields[:rows],
-        events=tokens.events[:end],
-        offsets=tokens.offsets[: rows + 1],
-        actions=None if tokens.actions is None else tokens.actions[:end],
-        targets=tokens.targets[:rows],
-    )
 
 
 def choose_rows(config: TrainConfig, data: str, days: str) -> tuple[str, str, str]:
@@ -164,7 +130,7 @@ def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> d
     optimizer = config.dense.build(parallel.dense_parameters)
     precision = config.precision.build(parallel.model, optimizer, runtime.group)
     pipeline = Pipeline(parallel, optimizer, precision, runtime.device)
-    metrics, _ = evaluate(pipeline, loader, config, runtime)
+    metrics, _ = evaluate(pipeline, loader, config)
     return {**metrics, "world_size": runtime.world_size, "step": manifest["step"]}
 
 

@@ -173,7 +173,7 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, Any]:
         """Evaluate on the test days; note the towers' effective ranks."""
-        metrics, ranks = evaluate(self.pipeline, self.test_loader, self.config, self.runtime)
+        metrics, ranks = evaluate(self.pipeline, self.test_loader, self.config)
         self.telemetry.evaluation(self.step, metrics)
         self.ranks += [{"step": self.step, **record} for record in ranks]
         if self.runtime.is_first:
