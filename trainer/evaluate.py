@@ -31,7 +31,7 @@ from trainer.days import describe_days
 from trainer.diagnostics import Watch, diagnose_model
 from trainer.failures import exit_code
 from trainer.manifest import MANIFEST, RUN, complete, read_manifest
-from trainer.metrics import Metrics
+from trainer.metrics import Metrics, undefined
 from trainer.parallelize import Pipeline
 from trainer.runtime import Runtime, start
 
@@ -43,7 +43,9 @@ def evaluate(
 
     For the diagnostics see `diagnose_model`; other ranks return an empty list of them.
     """
-    metrics = Metrics([label.name for label in config.schema.labels])
+    metrics = Metrics(
+        [label.name for label in config.schema.labels], grouped=bool(config.schema.user)
+    )
     parallel = pipeline.parallel
     was_training = parallel.module.training
     parallel.module.eval()
@@ -131,6 +133,9 @@ def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> d
     precision = config.precision.build(parallel.model, optimizer, runtime.group)
     pipeline = Pipeline(parallel, optimizer, precision, runtime.device)
     metrics, _ = evaluate(pipeline, loader, config)
+    if runtime.is_first:
+        for line in undefined(metrics, [label.name for label in config.schema.labels]):
+            print(f"note: {line}", file=sys.stderr, flush=True)
     return {**metrics, "world_size": runtime.world_size, "step": manifest["step"]}
 
 

@@ -29,6 +29,7 @@ from trainer.evaluate import evaluate
 from trainer.failures import exit_code
 from trainer.manifest import RUN, prune, read_manifest
 from trainer.memory import check_tables
+from trainer.metrics import undefined
 from trainer.optimizer import learning_rates
 from trainer.parallelize import Parallel, Pipeline, parallelize
 from trainer.run_folder import CHECKPOINTS, EVALUATIONS, METRICS, RANKS, claim
@@ -66,6 +67,7 @@ class Trainer:
         self.train_seconds = self.wait_seconds = 0.0
         self.clock = 0.0, 0.0
         self.ranks: list[dict[str, Any]] = []
+        self.reasons: list[str] = []
         steps_per_epoch = len(self.train_loader)
         if resume_from is not None:
             self._resume(resume_from)
@@ -175,6 +177,10 @@ class Trainer:
         """Evaluate on the test days; note the towers' effective ranks."""
         metrics, ranks = evaluate(self.pipeline, self.test_loader, self.config)
         self.telemetry.evaluation(self.step, metrics)
+        reasons = undefined(metrics, [label.name for label in self.config.schema.labels])
+        for line in reasons if reasons != self.reasons else ():
+            self.telemetry.say(line)
+        self.reasons = reasons
         self.ranks += [{"step": self.step, **record} for record in ranks]
         if self.runtime.is_first:
             write_json(self.output / RANKS, self.ranks)

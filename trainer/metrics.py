@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: MIT
 """Evaluation metrics of a ranking model: streaming, over all ranks, in bounded memory.
 
-What is merged over ranks is state (sums, bins, users' rows), never a metric. An undefined value is
-NaN, and null where it is written as JSON: AUC, GAUC, NE and calibration when a class is absent,
-everything when there are no rows.
+What is merged over ranks is state (sums, bins, users' rows), never a metric. A metric that the
+schema does not define is absent: GAUC, where it names no user. One that the rows do not define is
+NaN, and null where it is written as JSON: AUC, NE and calibration when a class is absent, GAUC when
+no user has both, everything when no row counts. `undefined` says in words which and why.
 
-  auc, auc_standard_error    area under the ROC curve, weighted by example; `auc.py` has the error
-  bound gauc, gauc_unweighted      mean AUC over users, by the user's weight or plain; `gauc.py`
-  gauc_users                 users with both classes, over which that mean is taken logloss
-  mean -y ln p - (1 - y) ln(1 - p), p clipped to [e, 1 - e], e = 2^-23 ne
-  normalised entropy: logloss / entropy of the label mean (He et al., 2014) calibration
-  sum w p / sum w y: above 1 predicts too much prediction_mean, label_mean, rows, weight
+  auc, auc_standard_error  area under the ROC curve, weighted by example; error bound: `auc.py`
+  gauc, gauc_unweighted    mean AUC over users, by the user's weight or plain; `gauc.py`
+  gauc_users               users with both classes, over which that mean is taken
+  logloss                  mean -y ln p - (1 - y) ln(1 - p), p clipped to [e, 1 - e], e = 2^-23
+  ne                       normalised entropy: logloss / entropy of the label mean (He et al., 2014)
+  calibration              sum w p / sum w y: above 1 predicts too much
+  prediction_mean, label_mean, rows, weight
 
 Shapes: B examples per rank, K labels.
 """
@@ -18,7 +20,7 @@ Shapes: B examples per rank, K labels.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -49,8 +51,9 @@ class Metrics:
     label_names: K names. The plain keys of the result are the first label's; with K > 1 every label
     has its own as well (`<label>_auc`), and `macro_auc` is the mean over the labels for which it is
     defined. process_group: None is the default group if torch.distributed is initialised, else one
-    process. max_user_rows: rows that a rank keeps for GAUC; above, users are sampled by hash and
-    `gauc_users_sampled` (1.0: all) says which share was kept. max_bins: see `auc.py`.
+    process. grouped: whether there are users, and so GAUC. max_user_rows: rows that a rank keeps
+    for GAUC; above, users are sampled by hash and `gauc_users_sampled` (1.0: all) says which share
+    was kept. max_bins: see `auc.py`.
 
     Raises:
         ValueError: no label names, or repeated ones.
@@ -62,6 +65,7 @@ class Metrics:
         process_group: dist.ProcessGroup | None = None,
         max_user_rows: int = MAX_ROWS,
         max_bins: int = MAX_BINS,
+        grouped: bool = True,
     ) -> None:
         if not label_names or len(set(label_names)) != len(label_names):
             raise ValueError(
@@ -71,6 +75,7 @@ class Metrics:
         self.process_group = process_group
         self.max_user_rows = max_user_rows
         self.max_bins = max_bins
+        self.grouped = grouped
         self.reset()
 
     def reset(self) -> None:
@@ -147,11 +152,13 @@ class Metrics:
             _label_metrics(
                 dict(zip(_SUMS, sums[k].tolist(), strict=True)),
                 areas[k].tolist(),
-                users[k].tolist(),
+                users[k].tolist() if self.grouped else None,
             )
             for k in range(len(self.label_names))
         ]
-        result = {**per_label[0], "rows": rows, "gauc_users_sampled": self._users.share}
+        result = {**per_label[0], "rows": rows}
+        if self.grouped:
+            result["gauc_users_sampled"] = self._users.share
         result["nonfinite_predictions"] = float(sums[:, _SUMS.index("nonfinite")].sum())
         if len(self.label_names) > 1:
             for name, metrics in zip(self.label_names, per_label, strict=True):
@@ -193,6 +200,26 @@ class Metrics:
             )
 
 
+def undefined(metrics: Mapping[str, float], label_names: Sequence[str]) -> list[str]:
+    """Say which of the main metrics have no value, and why, a line each."""
+    lines = []
+    if "gauc" not in metrics:
+        lines.append("no gauc: the schema names no user (`user: COLUMN` groups rows by a column)")
+    for name in label_names:
+        prefix = f"{name}_" if len(label_names) > 1 else ""
+        rate = metrics[f"{prefix}label_mean"]
+        if not metrics[f"{prefix}weight"]:
+            lines.append(
+                f"no metric of label {name!r}: in every test row it is null, has weight 0 or got "
+                "no finite prediction"
+            )
+        elif rate in (0.0, 1.0):
+            lines.append(f"{prefix}auc is null: label {name!r} is {rate:.0f} in every test row")
+        elif math.isnan(metrics.get(f"{prefix}gauc", 0.0)):
+            lines.append(f"{prefix}gauc is null: no user has both values of label {name!r}")
+    return lines
+
+
 def communication_device(group: dist.ProcessGroup | None) -> torch.device | None:
     """Return the device from which `group`'s backend sends, or None if nobody else is there."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
@@ -229,9 +256,16 @@ def _sums(
 
 
 def _label_metrics(
-    sums: dict[str, float], area: list[float], users: list[float]
+    sums: dict[str, float], area: list[float], users: list[float] | None
 ) -> dict[str, float]:
     """Return one label's metrics from its sums, its area (value, error) and its users' sums."""
+    grouped = {}
+    if users is not None:
+        grouped = {
+            "gauc": users[0] / users[1] if users[1] else math.nan,
+            "gauc_unweighted": users[2] / users[3] if users[3] else math.nan,
+            "gauc_users": users[3],
+        }
     weight, positive = sums["weight"], sums["positive"]
     rate = positive / weight if weight else math.nan
     entropy = -rate * math.log(rate) - (1 - rate) * math.log1p(-rate) if 0 < rate < 1 else math.nan
@@ -239,9 +273,7 @@ def _label_metrics(
     return {
         "auc": area[0],
         "auc_standard_error": area[1],
-        "gauc": users[0] / users[1] if users[1] else math.nan,
-        "gauc_unweighted": users[2] / users[3] if users[3] else math.nan,
-        "gauc_users": users[3],
+        **grouped,
         "logloss": logloss,
         "ne": logloss / entropy,
         "calibration": sums["prediction"] / positive if positive else math.nan,

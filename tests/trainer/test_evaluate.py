@@ -94,6 +94,17 @@ def test_evaluating_warns_of_nothing_and_a_foreign_configuration_is_named(proces
         assert "manifest.json: config.epoch: unknown key, did you mean 'epochs'" in message
 
 
+@pytest.mark.dist
+def test_a_run_without_users_leaves_gauc_out_of_its_files(processes, tmp_path):
+    config = runs.small("dlrm.demo", runs.generate(tmp_path / "logs"), "--max-steps", "1")
+    schema = dataclasses.replace(config.schema, user="")
+    processes.run(runs.train, dataclasses.replace(config, schema=schema), tmp_path / "run")
+    for name in ("metrics.json", "evaluations.jsonl"):
+        text = (tmp_path / "run" / name).read_text()
+        assert '"click_auc"' in text
+        assert "gauc" not in text
+
+
 def _strictly(runtime, path, logs):
     """Evaluate with warnings as errors."""
     with warnings.catch_warnings():

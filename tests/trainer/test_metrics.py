@@ -14,7 +14,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from trainer.auc import ScoreDistribution, rank_keys
 from trainer.gauc import NO_USER, GroupedRows
-from trainer.metrics import EPSILON, Metrics
+from trainer.metrics import EPSILON, Metrics, undefined
 from trainer.window import Window
 
 
@@ -250,6 +250,49 @@ def test_saturated_predictions_have_a_finite_logloss():
 def test_a_log_without_users_has_no_gauc():
     result = evaluate(np.array([0.1, 0.9]), np.array([0, 1]))
     assert math.isnan(result["gauc"]) and result["auc"] == 1.0
+
+
+def measured(labels, groups=None, weight=1.0):
+    """Return the metrics of rows of the labels `click` and `like`, all of `weight`."""
+    labels = torch.tensor(labels, dtype=torch.float32)
+    metrics = Metrics(["click", "like"], grouped=groups is not None)
+    users = torch.tensor(groups or [0] * len(labels))
+    scores = torch.linspace(0.1, 0.9, labels.numel()).view_as(labels)
+    metrics.update(scores, labels, torch.full_like(labels, weight), users)
+    return metrics.compute()
+
+
+def test_a_schema_without_users_has_no_gauc_at_all_and_that_is_said():
+    metrics = measured([[0, 1], [1, 0]])
+    assert not [key for key in metrics if "gauc" in key]
+    (line,) = undefined(metrics, ["click", "like"])
+    assert line.startswith("no gauc: the schema names no user (`user: COLUMN`")
+    assert {key for key in measured([[0, 1], [1, 0]], [1, 1]) if "gauc" in key} > {"gauc"}
+
+
+def test_metrics_that_the_rows_leave_undefined_are_said_with_the_reason():
+    def said(*arguments, **options):
+        return undefined(measured(*arguments, **options), ["click", "like"])
+
+    assert said([[0, 1], [1, 0]], [1, 1]) == []
+    assert said([[0, 1], [1, 0]], [1, 2]) == [
+        "click_gauc is null: no user has both values of label 'click'",
+        "like_gauc is null: no user has both values of label 'like'",
+    ]
+    assert said([[0, 1], [1, 1]], [1, 1]) == [
+        "like_auc is null: label 'like' is 1 in every test row"
+    ]
+    assert said([[0, 1], [1, 0]], [1, 1], weight=0.0) == [
+        f"no metric of label {name!r}: in every test row it is null, has weight 0 or got no "
+        "finite prediction"
+        for name in ("click", "like")
+    ]
+    one = Metrics(["click"])
+    column = torch.tensor([[0.0], [0.0]])
+    one.update(column, column, column + 1, torch.tensor([1, 2]))
+    assert undefined(one.compute(), ["click"]) == [
+        "auc is null: label 'click' is 0 in every test row"
+    ]
 
 
 def test_rows_of_unknown_users_stay_out_of_gauc_alone():
