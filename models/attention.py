@@ -74,7 +74,7 @@ def attention(
         raise ValueError("attention: a Band is causal by itself; leave causal out")
     if not len(query):
         # An empty sum, so that gradients of nothing are zeros and not missing.
-        return query * value.sum()
+        return query * (key.sum() + value.sum())
     kernel = kernel_for(query.device, query.dtype, query.shape[-1], mask)
     _announce(kernel, query.device.type, str(query.dtype).removeprefix("torch."))
     return _KERNELS[kernel](query, key, value, mask, scale)
@@ -134,6 +134,9 @@ def reference_attention(
         heads = [part.transpose(0, 1) for part in (query, key, value)]
         matrix = mask.mask(len(key))
         return reference_attention(*heads, mask=matrix, scale=scale).transpose(0, 1)
+    if not key.shape[-2]:
+        # Nothing to see: zeros, and no largest logit to take.
+        return query @ key.mT @ value
     logits = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if causal:
         mask = causal_mask(query.shape[-2], logits.device)
