@@ -102,7 +102,9 @@ def node_script(words: list[str], nodes: int, port: int, threads: int) -> str:
         f"python={shlex.quote(sys.executable)}",
         '[ -x "$$python" ] || python=python',
         # Unset, torchrun would give each of several processes one thread, however many cores.
-        f"export OMP_NUM_THREADS=$${{OMP_NUM_THREADS:-{threads}}} LOGLEVEL=$${{LOGLEVEL:-WARNING}}",
+        # Threads that wait for each other must not spin: on shared cores that costs tenfold.
+        f"export OMP_NUM_THREADS=$${{OMP_NUM_THREADS:-{threads}}} "
+        "OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} LOGLEVEL=$${LOGLEVEL:-WARNING}",
     ]
     if nodes == 1:
         rendezvous = "--rdzv-endpoint localhost:0"  # one agent: it binds a free port itself

@@ -89,6 +89,7 @@ def test_without_an_output_each_run_gets_a_folder_named_after_recipe_and_time() 
 def test_cores_of_a_node_are_shared_among_its_processes() -> None:
     assert "${OMP_NUM_THREADS:-4}" in node_line(cpu=8, j="1x2")
     assert "${OMP_NUM_THREADS:-1}" in node_line(cpu=1, j="1x2")
+    assert " OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} " in node_line(cpu=8, j="1x2")
 
 
 def test_gpu_jobs_use_the_gpu_image_unless_told_otherwise() -> None:
