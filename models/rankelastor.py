@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.layers import PerTokenGLU, PerTokenLinear, check_choices, read_tokens
+from models.layers import PerTokenGLU, PerTokenLinear, check_choices, read_tokens, widen
 
 MixingInit = Literal["xavier", "zero", "commutation"]
 
@@ -43,8 +43,9 @@ class RankElastorConfig:
     expansion: r, the gated units' hidden width over their input width.
     hidden_units: `code` only, the widths of each token's stack of gated units; () is one of width
     D. pooling: `mean` over tokens, or `flatten` to T·D (the release, before its prediction MLP).
-    mixing_init: `xavier`; `zero`, which starts from no mixing; `commutation`, which starts from
-      RankMixer's (needs T to divide D).
+    mixing_init: `xavier`; `zero`, no mixing (under `paper`, tokens of zeros as empty histories give
+      then have gradients up to 316 times too large a block); `commutation`, RankMixer's (needs T to
+      divide D).
     mixing_block: d in W ⊗ I_d; 1 mixes every coordinate. mixing_rank: rank of W's factors, 0 for
     full. mixing_terms: K in the sum of A_k ⊗ B_k, 0 for one matrix.
     """
@@ -98,10 +99,8 @@ class RankElastorConfig:
         Raises ValueError if mixing_block, mixing_rank or a commutation start does not fit these
         sizes.
         """
-        if num_tokens < 1 or token_dim < 1:
-            raise ValueError(
-                f"rankelastor: needs tokens of a width, got {num_tokens} tokens of {token_dim}"
-            )
+        if min(num_tokens, token_dim) < 1:
+            raise ValueError(f"rankelastor: needs tokens, got {num_tokens} of width {token_dim}")
         if token_dim % self.mixing_block:
             raise ValueError(
                 "rankelastor: mixing_block must divide the token width, got "
@@ -167,7 +166,7 @@ class ReleasedBlock(nn.Module):
     def __init__(self, config: RankElastorConfig, num_tokens: int, token_dim: int) -> None:
         super().__init__()
         self.mixing = ResidualMixing(config, num_tokens, token_dim, released=True)
-        self.norm = nn.RMSNorm(token_dim, eps=_RMS_EPS)
+        self.norm = RMSNorm(token_dim, eps=_RMS_EPS)
         self.ffn = ReleasedFFN(config, num_tokens, token_dim)
 
     def forward(self, tokens_BTD: Tensor) -> Tensor:
@@ -177,7 +176,7 @@ class ReleasedBlock(nn.Module):
 
 
 class ReleasedFFN(nn.Module):
-    """A stack of normed gated units a token and a linear map back: (B, T, D) to (B, T, D)."""
+    """A stack of normed gated units a token and a linear map back, (B, T, D) to (B, T, D)."""
 
     def __init__(self, config: RankElastorConfig, num_tokens: int, token_dim: int) -> None:
         super().__init__()
@@ -198,6 +197,25 @@ class ReleasedFFN(nn.Module):
         return self.layers(tokens_BTD.transpose(0, 1)).transpose(0, 1)
 
 
+class RMSNorm(nn.RMSNorm):
+    """RMSNorm of rows by `normed_rows`: (..., D) to (..., D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., D) of (..., D)."""
+        return normed_rows(x) * self.weight
+
+
+def normed_rows(rows: Tensor) -> Tensor:
+    """Return rows (..., D) over their root mean square; a row of zeros stays and has no gradient.
+
+    It would be 1e6 (epsilon is 1e-12), times as much in every norm that follows: tokens of an empty
+    history are zero, and stay so where mixing starts from none.
+    """
+    rows = widen(rows, "rankelastor")
+    square = rows.square().mean(-1, keepdim=True)
+    return rows * torch.where(square > 0, (square + _RMS_EPS).rsqrt(), 0.0)
+
+
 class PerTokenRMSNorm(nn.Module):
     """RMSNorm with gains of each token's own, (T, B, D) to (T, B, D)."""
 
@@ -207,8 +225,7 @@ class PerTokenRMSNorm(nn.Module):
 
     def forward(self, tokens_TBD: Tensor) -> Tensor:
         """Return (T, B, D) of (T, B, D)."""
-        normed = functional.rms_norm(tokens_TBD, tokens_TBD.shape[-1:], eps=_RMS_EPS)
-        return normed * self.gain
+        return normed_rows(tokens_TBD) * self.gain
 
 
 class ResidualMixing(nn.Module):
@@ -225,7 +242,7 @@ class ResidualMixing(nn.Module):
         super().__init__()
         size = num_tokens * token_dim
         self.block, self.terms = config.mixing_block, config.mixing_terms
-        self.norm = nn.RMSNorm(size, eps=_RMS_EPS) if released else nn.Identity()
+        self.norm = RMSNorm(size, eps=_RMS_EPS) if released else nn.Identity()
         self.bias = nn.Parameter(torch.zeros(size)) if released else None
         blocks, rank = size // self.block, config.mixing_rank
         if self.terms:
