@@ -14,6 +14,10 @@ from typing import Any
 
 from embeddings.schema import DenseFeature, Label, Schema, SparseFeature, Table
 
+_GLOBO_CONTEXT = ("environment", "deviceGroup", "os", "country", "region", "referrer_type")
+# Of which of a session's newest clicks the age is a field of its own; 1 is the newest.
+_GLOBO_AGES = (2, 3, 5, 10)
+
 
 def demo() -> Schema:
     """Return the generated log's schema; items and categories share tables with the history."""
@@ -64,79 +68,88 @@ def globo() -> Schema:
     own: sessions end for those who just came and for those who have been idle, and a pooled history
     hides both. Article ids are ordered by topic, so their logarithmic bucket is a coarse topic.
     """
-    context = ("environment", "deviceGroup", "os", "country", "region", "referrer_type")
-    ages = (2, 3, 5, 10)
     return Schema(
         tables=(
             Table(name="article", num_embeddings=131_072, embedding_dim=16),
             Table(name="hist_article", num_embeddings=131_072, embedding_dim=16),
             Table(name="topic", num_embeddings=256, embedding_dim=16),
             Table(name="user", num_embeddings=262_144, embedding_dim=16),
-            *(Table(name=name, num_embeddings=256, embedding_dim=16) for name in context),
+            *(Table(name=name, num_embeddings=256, embedding_dim=16) for name in _GLOBO_CONTEXT),
             Table(name="hour_of_day", num_embeddings=32, embedding_dim=16),
             Table(name="hour_of_week", num_embeddings=256, embedding_dim=16),
             Table(name="session_pos", num_embeddings=128, embedding_dim=16),
             Table(name="hist_length", num_embeddings=16, embedding_dim=16),
-            *(Table(name=f"age_{k}", num_embeddings=256, embedding_dim=16) for k in ages),
+            *(Table(name=f"age_{k}", num_embeddings=256, embedding_dim=16) for k in _GLOBO_AGES),
             Table(name="age", num_embeddings=256, embedding_dim=16),
         ),
-        sparse=(
-            SparseFeature(name="user_id", table="user"),
-            *(SparseFeature(name=name, table=name) for name in context),
-            *(
-                SparseFeature(name=name, table=name, column="ts", transform=name)
-                for name in ("hour_of_day", "hour_of_week")
-            ),
-            SparseFeature(
-                name="session_pos",
-                table="session_pos",
-                transform="identity",
-                out_of_range="oov",
-            ),
-            SparseFeature(
-                name="hist_length", table="hist_length", column="hist_article", transform="length"
-            ),
-            *(
-                SparseFeature(
-                    name=f"age_{k}",
-                    table=f"age_{k}",
-                    column="hist_age_s",
-                    transform="log_square",
-                    position=-k,
-                )
-                for k in ages
-            ),
-            SparseFeature(name="last_article", table="article", column="hist_article", position=-1),
-            SparseFeature(
-                name="hist_bag", table="article", column="hist_article", kind="bag", max_length=10
-            ),
-            SparseFeature(name="article_id", table="article", side="item"),
-            SparseFeature(
-                name="topic",
-                table="topic",
-                column="article_id",
-                transform="log_square",
-                side="item",
-            ),
-            SparseFeature(
-                name="hist_article",
-                table="hist_article",
-                kind="sequence",
-                max_length=10,
-                history="hist",
-            ),
-            SparseFeature(
-                name="hist_age_s",
-                table="age",
-                transform="log_square",
-                kind="sequence",
-                max_length=10,
-                history="hist",
-            ),
-        ),
+        sparse=(*_globo_session(), *_globo_articles()),
         labels=(Label(name="label"),),
         user="user_id",
         timestamp="ts",
+    )
+
+
+def _globo_session() -> tuple[SparseFeature, ...]:
+    """Return what is known of the user and the session, articles left out."""
+    return (
+        SparseFeature(name="user_id", table="user"),
+        *(SparseFeature(name=name, table=name) for name in _GLOBO_CONTEXT),
+        *(
+            SparseFeature(name=name, table=name, column="ts", transform=name)
+            for name in ("hour_of_day", "hour_of_week")
+        ),
+        SparseFeature(
+            name="session_pos",
+            table="session_pos",
+            transform="identity",
+            out_of_range="oov",
+        ),
+        SparseFeature(
+            name="hist_length", table="hist_length", column="hist_article", transform="length"
+        ),
+        *(
+            SparseFeature(
+                name=f"age_{k}",
+                table=f"age_{k}",
+                column="hist_age_s",
+                transform="log_square",
+                position=-k,
+            )
+            for k in _GLOBO_AGES
+        ),
+    )
+
+
+def _globo_articles() -> tuple[SparseFeature, ...]:
+    """Return the article, the session's articles before it, and their ages."""
+    return (
+        SparseFeature(name="last_article", table="article", column="hist_article", position=-1),
+        SparseFeature(
+            name="hist_bag", table="article", column="hist_article", kind="bag", max_length=10
+        ),
+        SparseFeature(name="article_id", table="article", side="item"),
+        SparseFeature(
+            name="topic",
+            table="topic",
+            column="article_id",
+            transform="log_square",
+            side="item",
+        ),
+        SparseFeature(
+            name="hist_article",
+            table="hist_article",
+            kind="sequence",
+            max_length=10,
+            history="hist",
+        ),
+        SparseFeature(
+            name="hist_age_s",
+            table="age",
+            transform="log_square",
+            kind="sequence",
+            max_length=10,
+            history="hist",
+        ),
     )
 
 
