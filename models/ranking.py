@@ -146,6 +146,11 @@ class RankingModel(nn.Module):
         else:
             self.tokenizer = FieldTokenizer(schema, config.tokenizer)
             self.tower = config.tower.build(self.tokenizer.num_tokens, self.tokenizer.token_dim)
+        if user_centric and config.head.prior:
+            raise ValueError(
+                "model.head.prior: mode 'user_centric' predicts classes of actions, not tasks, got "
+                f"{config.head.prior}; set it to ()"
+            )
         outputs = 2**num_labels if user_centric else num_labels
         head = config.head.build(self.tower.output_dim, outputs)
         self.objective = (

@@ -26,6 +26,26 @@ def test_head_maps_any_leading_dimensions_to_logits() -> None:
         HeadConfig(dropout=1.0)
 
 
+def test_a_head_starts_at_the_prior_of_every_task() -> None:
+    zero = torch.zeros(2, 6)
+    shares = HeadConfig(prior=(0.03, 0.4)).build(6, 2)(zero).sigmoid()
+    assert torch.allclose(shares, torch.tensor([0.03, 0.4]).expand(2, 2))
+    shares = HeadConfig(prior=(0.2,)).build(6, 3)(zero).sigmoid()
+    assert torch.allclose(shares, torch.full((2, 3), 0.2))
+    assert not HeadConfig().build(6, 3)(zero).any()
+
+
+@pytest.mark.parametrize("prior", [(0.0,), (0.5, 1.0), (float("nan"),)])
+def test_a_prior_that_is_no_share_is_refused(prior: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="share of positives between 0 and 1"):
+        HeadConfig(prior=prior)
+
+
+def test_a_prior_for_another_number_of_tasks_is_refused() -> None:
+    with pytest.raises(ValueError, match="one for each of 3 logits"):
+        HeadConfig(prior=(0.1, 0.2)).build(6, 3)
+
+
 def test_bce_is_the_weighted_mean_of_log_likelihoods() -> None:
     logits = torch.tensor([[0.3, -1.0], [2.0, 0.5]])
     labels = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
