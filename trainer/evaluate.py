@@ -31,6 +31,7 @@ from trainer.days import describe_days
 from trainer.diagnostics import Watch, diagnose_model
 from trainer.failures import exit_code
 from trainer.manifest import MANIFEST, RUN, complete, read_manifest
+from trainer.memory import check_tables
 from trainer.metrics import Metrics, undefined
 from trainer.parallelize import Pipeline
 from trainer.runtime import Runtime, start
@@ -125,6 +126,7 @@ def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> d
         path="the training log", row_group_rows=(), families=tuple(manifest["families"].items())
     )
     check_families((trained, *loader.files))
+    check_tables(config.schema.tables, config.sparse, runtime)
     parallel = build_parallel(config, runtime)
     tensors: dict[str, Any] = {"model": parallel.module.state_dict()}
     checkpoint.load(tensors, path)

@@ -57,6 +57,7 @@ class Trainer:
         if not config.data.allow_overlap:
             check_overlap(self.train_loader.files, self.test_loader.files)
         check_families((*self.train_loader.files, *self.test_loader.files))
+        check_tables(config.schema.tables, config.sparse, runtime)
         resume_from = claim(output, config, runtime)
         self.parallel = build_parallel(config, runtime)
         self.optimizer = config.dense.build(self.parallel.dense_parameters)
@@ -261,12 +262,7 @@ def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:
 
 
 def build_parallel(config: TrainConfig, runtime: Runtime) -> Parallel:
-    """Build the model alike on all ranks and distribute it.
-
-    Raises:
-        ValueError: the tables do not fit into memory.
-    """
-    check_tables(config.schema.tables, config.sparse, runtime)
+    """Build the model alike on all ranks and distribute it."""
     model = RankingModel(config.schema, config.model, torch.device("meta"), config.runtime.seed)
     return parallelize(model, config.parallel, config.sparse, runtime, config.loader.batch_size)
 

@@ -148,6 +148,19 @@ def test_an_unfinished_run_of_other_settings_is_refused_by_name(logs, processes,
         assert "dense.learning_rate: 0.002, now 0.5" in message
 
 
+def test_tables_that_do_not_fit_are_refused_before_the_folder_is_touched(logs, processes, tmp_path):
+    config = runs.small("dlrm.demo", logs)
+    tables = tuple(
+        dataclasses.replace(table, num_embeddings=10**12 if table.name == "user" else 512)
+        for table in config.schema.tables
+    )
+    config = dataclasses.replace(config, schema=dataclasses.replace(config.schema, tables=tables))
+    for message in processes.run(runs.failure, config, tmp_path / "run"):
+        assert "schema: the tables do not fit into memory" in message
+        assert "the largest is 'user' (1,000,000,000,000 rows x" in message
+    assert not (tmp_path / "run").exists()
+
+
 def test_test_days_that_were_trained_on_are_refused_unless_allowed(logs, processes, tmp_path):
     config = runs.small("dlrm.demo", logs, "--data.test-days", f"{DAYS[0]}:{DAYS[1]}")
     for message in processes.run(runs.failure, config, tmp_path / "run"):
