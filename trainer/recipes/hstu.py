@@ -14,7 +14,10 @@ from trainer.config import TrainConfig
 
 
 def demo() -> TrainConfig:
-    """HSTU, a baseline, on the generated log."""
+    """HSTU, a baseline, on the generated log: minutes on 2 cores.
+
+    AUC .7532 on one rank (dlrm.demo: .7523; standard error .0031).
+    """
     return protocols.demo("hstu.demo", _model(max_length=20))
 
 

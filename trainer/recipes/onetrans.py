@@ -14,7 +14,10 @@ from trainer.config import TrainConfig
 
 
 def demo() -> TrainConfig:
-    """OneTrans, a baseline, on the generated log."""
+    """OneTrans, a baseline, on the generated log: minutes on 2 cores.
+
+    AUC .7496 on one rank (dlrm.demo: .7523; standard error .0031).
+    """
     return protocols.demo("onetrans.demo", _model(max_length=20))
 
 

@@ -17,7 +17,10 @@ from trainer.config import TrainConfig
 
 
 def demo() -> TrainConfig:
-    """RankMixer, a baseline, on the generated log."""
+    """RankMixer, a baseline, on the generated log: minutes on 2 cores.
+
+    AUC .7526 on one rank (dlrm.demo: .7523; standard error .0031).
+    """
     return protocols.demo("rankmixer.demo", _model(num_slices=13))
 
 
