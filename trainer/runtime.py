@@ -207,11 +207,14 @@ def _join(rank: int, world_size: int, device: torch.device, timeout_seconds: flo
             timeout=timeout,
             device_id=bound,
         )
-    except dist.DistError as error:
+        # Nobody goes on before all are connected: a rank that fails at once (bad data, say) would
+        # close a connection that another is still making, which then reports that instead.
+        dist.all_reduce(torch.zeros(1))
+    except RuntimeError as error:
         raise RunError(
             f"process group: rank {rank} of {world_size} could not meet the others at MASTER_ADDR:"
-            f"MASTER_PORT within {timeout_seconds:g} s; check the address and that all ranks "
-            "started"
+            f"MASTER_PORT within {timeout_seconds:g} s ({str(error).partition(chr(10))[0]}); check "
+            "the address and that all ranks started"
         ) from error
 
 

@@ -149,6 +149,18 @@ def test_two_ranks_meet(processes: Processes) -> None:
     assert processes.run(_describe) == [(0, 2, True, 3.0, 1), (1, 2, False, 3.0, 1)]
 
 
+def _quit_at_once(runtime: Runtime) -> int:
+    """Leave the group as soon as it is there, as a rank does that finds its data bad."""
+    runtime.stop()
+    return runtime.rank
+
+
+@pytest.mark.dist
+def test_a_rank_that_leaves_at_once_does_not_break_the_meeting(processes: Processes) -> None:
+    for _ in range(5):
+        assert processes.run(_quit_at_once) == [0, 1]
+
+
 def _fail_on_rank_one(runtime: Runtime) -> None:
     if runtime.rank == 1:
         raise ValueError("rank one is unwell")
