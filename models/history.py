@@ -70,10 +70,13 @@ def build_context(
     of each history that are kept. closing_separator: whether the second SEP is there.
     Positions: 0 for fields and the first SEP, t for the t-th event kept and its action, one more
     than the last event for the second SEP.
+
+    Raises ValueError if offsets, events, actions and fields do not belong together.
     """
     num_examples, num_fields, dim = stream.fields.shape
     device = stream.fields.device
     per_event = 1 if action_table is None else 2
+    most_events = _check(stream, 0 if action_table is None else len(action_table))
     counts = stream.offsets.diff().clamp_max(max_length)
     lengths = num_fields + 1 + per_event * counts + int(closing_separator)
     ends = lengths.cumsum(0)
@@ -106,7 +109,45 @@ def build_context(
         is_field=is_field,
     )
     tokens = torch.cat(tables).index_select(0, source)
-    return Packed(tokens, rows, counts, lengths, int(lengths.max()), num_fields, per_event)
+    longest = num_fields + 1 + per_event * min(most_events, max_length) + int(closing_separator)
+    return Packed(tokens, rows, counts, lengths, longest, num_fields, per_event)
+
+
+def _check(stream: Stream, num_actions: int) -> int:
+    """Return the number of events of the longest history.
+
+    Raises ValueError if the parts of the stream do not belong together. What must be read from the
+    device is read at once.
+    """
+    num_examples, num_events = len(stream.fields), len(stream.events)
+    if stream.offsets.shape != (num_examples + 1,):
+        raise ValueError(
+            f"stream: expected {num_examples + 1} offsets for the fields of {num_examples} "
+            f"examples, got {tuple(stream.offsets.shape)}"
+        )
+    if stream.actions is not None and stream.actions.shape != (num_events,):
+        raise ValueError(
+            f"stream: expected one action an event, ({num_events},), got "
+            f"{tuple(stream.actions.shape)}; a log's actions are aligned with its events"
+        )
+    if not num_examples:
+        return 0
+    counts = stream.offsets.diff()
+    facts = [counts.max(), counts.min(), stream.offsets[0], stream.offsets[-1]]
+    if stream.actions is not None and num_events:
+        facts += [stream.actions.min(), stream.actions.max()]
+    longest, shortest, first, last, *actions = torch.stack(facts).tolist()
+    if shortest < 0 or first != 0 or last != num_events:
+        raise ValueError(
+            f"stream: expected offsets that rise from 0 to the number of events, {num_events}; got "
+            f"{first} to {last}, shortest history {shortest}"
+        )
+    if actions and (actions[0] < 0 or actions[1] >= num_actions):
+        raise ValueError(
+            f"stream: expected actions from 0 to {num_actions - 1}, got {actions[0]} to "
+            f"{actions[1]}; set the tower's num_actions to the number of action classes"
+        )
+    return longest
 
 
 class Past(NamedTuple):

@@ -36,7 +36,8 @@ from models.interaction import (
     rotation_table,
 )
 from models.jagged import Band, offsets_of
-from models.layers import check_choices
+from models.layers import check_choices, widen
+from models.padding import read_stream
 from models.stream import Stream
 
 Mode = Literal["impression", "user_centric"]
@@ -169,9 +170,14 @@ class TokenFormer(nn.Module):
         return UserOutputs(context.items, context.events, targets)
 
     def encode(self, stream: Stream) -> Context:
-        """Run everything before the targets, which are not read."""
-        self._check(stream)
+        """Run everything before the targets, which are not read.
+
+        Raises ValueError if the stream does not fit the tower's fields, width or actions.
+        """
         config = self.config
+        stream = read_stream(
+            stream, self.num_fields, self.output_dim, config.num_actions, "tokenformer"
+        )
         user_centric = config.mode == "user_centric"
         packed = build_context(
             stream, self.separator, self.actions, config.max_length, not user_centric
@@ -204,8 +210,17 @@ class TokenFormer(nn.Module):
         return Context(layers, positions)
 
     def score(self, context: Context, targets: Tensor) -> Tensor:
-        """Return (B, V, D) outputs of (B, V, D) targets, each blind to the others."""
-        num_targets = targets.shape[1]
+        """Return (B, V, D) outputs of (B, V, D) targets, each blind to the others.
+
+        Raises ValueError if the targets are not those of the context's examples, or of other width.
+        """
+        num_targets, expected = targets.shape[1], (len(context.positions), self.output_dim)
+        if (targets.shape[0], targets.shape[2]) != expected:
+            raise ValueError(
+                f"tokenformer: expected targets of shape ({expected[0]}, V, {expected[1]}), got "
+                f"{tuple(targets.shape)}; score the examples that were encoded, in their order"
+            )
+        targets = widen(targets, "tokenformer")
         table = self._rotations(targets)
         cos, sin = (part.index_select(0, context.positions)[:, None, None] for part in table)
         own = torch.eye(num_targets, dtype=torch.bool, device=targets.device)
@@ -273,19 +288,6 @@ class TokenFormer(nn.Module):
         if reach is not None:
             keep = keep & (rows.from_end <= reach)
         return keep.nonzero()[:, 0]
-
-    def _check(self, stream: Stream) -> None:
-        expected, got = [self.num_fields, self.output_dim], list(stream.fields.shape[1:])
-        if got != expected:
-            raise ValueError(
-                f"tokenformer: expected fields [B, F, D] with [F, D] = {expected}, got {got}"
-            )
-        if (stream.actions is None) != (self.actions is None):
-            raise ValueError(
-                f"tokenformer: num_actions is {self.config.num_actions} but the stream has "
-                f"{'no ' if stream.actions is None else ''}actions; set num_actions to the number "
-                "of action classes, or to 0 for streams without"
-            )
 
 
 def _of_rows(table: Rotation, rows: Rows) -> Rotation:

@@ -87,7 +87,18 @@ class Events(nn.Module):
             nn.init.normal_(self.action.weight, std=0.1)
 
     def forward(self, sequences: dict[str, JaggedTensor], actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return events (N, D), oldest first in each example, and offsets (B + 1,)."""
+        """Return events (N, D), oldest first in each example, and offsets (B + 1,).
+
+        Raises ValueError if the history's sequences, or its actions, differ in length.
+        """
+        counts = {name: len(sequences[name].values()) for name in self.names}
+        if self.action is not None:
+            counts["actions"] = len(actions)
+        if len(set(counts.values())) > 1:
+            raise ValueError(
+                f"model.tokenizer: sequences of one history have one value an event each, got "
+                f"{counts} values; give columns of other lengths a history of their own"
+            )
         values = torch.cat([sequences[name].values() for name in self.names], dim=1)
         events = self.project(values)
         if self.action is not None:

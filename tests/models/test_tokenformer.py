@@ -339,7 +339,7 @@ def test_streams_and_sizes_that_do_not_fit_are_errors() -> None:
         tower(stream_of([2], actions=False))
     with pytest.raises(ValueError, match="stream has actions"):
         tower_of(num_actions=0)(stream_of([2]))
-    with pytest.raises(ValueError, match="expected fields"):
+    with pytest.raises(ValueError, match="built for fields"):
         tower(stream_of([2], num_fields=4))
 
 
