@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.baselines.hstu import HSTULayer
+from models.baselines.rankmixer import RankMixerLayer
 from models.interaction import InteractionBlock
 from models.layers import PerTokenFFN, PerTokenGLU, SwiGLU
 from models.rankelastor import PaperBlock, ReleasedBlock, ReleasedFFN, ResidualMixing
@@ -33,6 +35,8 @@ _WATCHED: dict[type[nn.Module], str] = {
     SpecFormerLayer: "layer",
     PaperBlock: "layer",
     ReleasedBlock: "layer",
+    RankMixerLayer: "layer",
+    HSTULayer: "layer",
     InteractionBlock: "layer",
     ResidualMixing: "mixing",
     PerTokenFFN: "ffn",
@@ -40,6 +44,8 @@ _WATCHED: dict[type[nn.Module], str] = {
     ReleasedFFN: "ffn",
     SwiGLU: "ffn",
 }
+# Modules that are of no type of their own, by the last name of their path.
+_WATCHED_NAMES = {"attention_map": "attention", "mixing_norm": "mixing"}
 # Rows of ragged outputs that enter a measurement; more do not change the picture.
 _MAX_ROWS = 4096
 
@@ -157,7 +163,8 @@ def diagnose(tower: nn.Module, inputs: Any) -> list[RankRecord]:
     tower.eval()
     try:
         for path, module in tower.named_modules():
-            kind = "attention" if path.endswith("attention_map") else _WATCHED.get(type(module))
+            name = path.rsplit(".", 1)[-1]
+            kind = _WATCHED_NAMES.get(name) or _WATCHED.get(type(module))
             if kind is not None:
                 handles.append(module.register_forward_hook(_recorder(path, kind, records)))
         tower(inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from models.baselines.rankmixer import RankMixerConfig
 from models.rank import (
     cumulative_spectrum,
     diagnose,
@@ -137,3 +138,11 @@ def test_gradient_energy_lies_where_the_gradient_was_put() -> None:
     assert torch.allclose(shares, torch.tensor([0.0, 0, 1, 0, 0], dtype=DOUBLE), atol=1e-12)
     gradient[1] = 0.0
     assert torch.allclose(gradient_energy(tokens, gradient), shares, atol=1e-12)
+
+
+def test_rankmixer_is_measured_after_its_mixing_and_after_its_feed_forwards() -> None:
+    tower = RankMixerConfig(num_layers=2).build(4, 8)
+    records = diagnose(tower, torch.randn(6, 4, 8))
+    kinds = [record.kind for record in records]
+    assert kinds == ["layer", *["mixing", "ffn", "layer"] * 2]
+    assert all(0.25 <= record.values["ferank"] <= 1.0 for record in records)
