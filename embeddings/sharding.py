@@ -2,10 +2,10 @@
 """Where the tables go: a model and a topology in, a `ShardingPlan` out.
 
 Planning is a pure function of the model's tables and the topology, so any number of ranks can be
-planned from one process (a dry run). TorchRec's planner chooses; three rules are ours:
+planned from one process (a dry run: python -m trainer.plan). `embeddings/placement.py` chooses;
+three rules hold whatever it chooses:
 
-- `data_parallel` is never allowed. The planner likes it for small tables, but such tables are not
-  touched by the fused optimizer.
+- `data_parallel` is never allowed: such tables are not touched by the fused optimizer.
 - Every table must be in the plan; one that is not would stay a plain parameter that nothing
   updates.
 - Column-wise sharding changes what RowWiseAdagrad computes (its one number a row becomes one a row
@@ -16,35 +16,26 @@ Shapes: E rows and D columns of a table, R ranks.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal
 
-import torch.distributed as dist
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+import torch
 from torch import nn
-from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
-from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import (
-    KernelConfig,
-    PlannerError,
-    TopologyFactory,
-    TrainerConfig,
-)
-from torchrec.distributed.types import (
-    EmbeddingModuleShardingPlan,
-    ModuleSharder,
-    ShardingPlan,
-)
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.planner.types import KernelConfig, TopologyFactory, TrainerConfig
+from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from embeddings.collection import EmbeddingLayer
+from embeddings.placement import Machines, TableLoad, advise, place, usage
+from embeddings.plans import Plan, TablePlan, read_plan
+from embeddings.schema import SparseFeature
+from embeddings.sharders import sharders, sharding_plan
 
 ShardingKind = Literal["table_wise", "row_wise", "table_row_wise", "column_wise"]
-_KINDS = ("table_wise", "row_wise", "table_row_wise", "column_wise")
+# In order of preference: each is cheaper to exchange than the next.
+_KINDS = ("table_wise", "table_row_wise", "row_wise", "column_wise")
 # Share of memory that is kept for the dense model, its optimizer and batches.
 _RESERVED = 0.2
 
@@ -57,13 +48,23 @@ class ShardingConfig:
       rank every table is `table_wise`.
     tables: per table, the one kind it must get.
     device_memory_bytes: memory of a GPU for tables and activations; 0 for TorchRec's default.
-    host_memory_bytes: main memory per rank; 0 for TorchRec's default.
+    host_memory_bytes: main memory per rank; 0 for TorchRec's default. With GPUs it takes the tables
+      that device memory has no room for, slower by far; 0 there for none.
+    dedup: whether each id travels once per batch, rank and feature. For tables that keep one vector
+      per id (sequences, and what shares a table with one); pooled lookups have no such exchange.
+    pinned_plan: a JSON file that holds the plan to use: printed by `python -m trainer.plan`, or a
+      checkpoint's manifest.json. Empty: plan.
+    on_new_plan: what a resumed run does where its checkpoint holds another plan: `allow` (tables
+      move, values stay) or `refuse`.
     """
 
     sharding_types: tuple[ShardingKind, ...] = ("table_wise", "row_wise", "table_row_wise")
     tables: dict[str, ShardingKind] = field(default_factory=dict)
     device_memory_bytes: int = 0
     host_memory_bytes: int = 0
+    dedup: bool = False
+    pinned_plan: str = ""
+    on_new_plan: Literal["allow", "refuse"] = "allow"
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -95,122 +96,165 @@ class ShardingConfig:
         )
 
 
-class _PooledSharder(EmbeddingBagCollectionSharder):
-    """Offers `row_wise` on CPUs too: TorchRec leaves it out, but over gloo it works as well."""
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        kinds = super().sharding_types(compute_device_type)
-        return kinds if "row_wise" in kinds else [*kinds, "row_wise"]
-
-
-def sharders() -> list[ModuleSharder[nn.Module]]:
-    """Return the sharders of the modules that hold tables."""
-    return cast(
-        list[ModuleSharder[nn.Module]],
-        [_PooledSharder(), EmbeddingCollectionSharder()],
-    )
-
-
-def plan_sharding(
-    model: nn.Module,
-    config: ShardingConfig,
-    topology: Topology,
-    batch_size: int = 512,
-    group: dist.ProcessGroup | None = None,
-) -> ShardingPlan:
-    """Plan every table of `model` onto the ranks of `topology`.
+def plan_tables(
+    model: nn.Module, config: ShardingConfig, topology: Topology, batch_size: int = 512
+) -> Plan:
+    """Place every table of `model` on the ranks of `topology`, whether or not there is room.
 
     Args:
         model: holds EmbeddingLayers, unsharded; on device `meta` nothing is allocated.
-        config: what the planner may do.
+        config: what may be done, or the plan that is pinned.
         topology: the ranks, `ShardingConfig.topology`.
-        batch_size: examples per rank (B), by which the planner estimates time and memory.
-        group: plan on its first rank and share the result; None plans here, for any topology.
+        batch_size: examples per rank (B), by which time and memory are estimated.
 
     Raises:
         ValueError: `config.tables` names a table that does not exist, or a kind that the table's
-          optimizer does not survive.
-        RuntimeError: the tables do not fit the topology under the constraints.
+          optimizer does not survive; the pinned plan is of other tables or ranks.
+        RuntimeError: the device offers none of the kinds that a table may have.
     """
     layers = [module for module in model.modules() if isinstance(module, EmbeddingLayer)]
     known = {table.name for layer in layers for table in layer.schema.tables}
     unknown = sorted(set(config.tables) - known)
     if unknown:
         raise ValueError(f"sharding.tables: {unknown} do not exist; tables: {sorted(known)}")
-    planner = EmbeddingShardingPlanner(
-        topology=topology,
-        batch_size=batch_size,
-        storage_reservation=FixedPercentageStorageReservation(percentage=_RESERVED),
-        constraints=_constraints(layers, config, topology.world_size),
-        debug=False,
-    )
-    try:
-        if group is not None and group.size() > 1:
-            plan = planner.collective_plan(model, sharders(), group)
-        else:
-            plan = planner.plan(model, sharders())
-    except (PlannerError, RuntimeError) as error:
-        raise RuntimeError(
-            f"sharding: no plan places the tables on {topology.world_size} "
-            f"{topology.compute_device} ranks with sharding_types {list(config.sharding_types)}; "
-            f"raise the memory limits, add ranks or allow more sharding types ({error})"
-        ) from error
-    _check(plan, model, known)
+    loads = _loads(model, config, topology)
+    if config.pinned_plan:
+        plan = _pinned(config.pinned_plan, loads, topology)
+    else:
+        machines = _machines(config, topology, batch_size)
+        places = place(loads, machines)
+        used, busy = usage(places, machines)
+        plan = Plan(
+            world_size=topology.world_size,
+            local_world_size=topology.local_world_size,
+            device=topology.compute_device,
+            batch_size=batch_size,
+            capacity_bytes=machines.capacity_bytes,
+            tables=tuple(
+                TablePlan(
+                    table=load.name,
+                    module=load.module,
+                    sharding=item.way.kind,
+                    kernel="fused_uvm" if item.spilled else "fused",
+                    rows=load.rows,
+                    columns=load.columns,
+                    ranks=item.ranks,
+                    bytes_per_rank=item.way.bytes,
+                    cost_ms=item.way.spilled_ms if item.spilled else item.way.cost_ms,
+                    fits=item.fits,
+                    advice="" if item.fits else advise(load, item, machines),
+                )
+                for load, item in zip(loads, places, strict=True)
+            ),
+            rank_bytes=tuple(used),
+            rank_cost_ms=tuple(busy),
+        )
+    _check({table.table: table.sharding for table in plan.tables}, model, known)
     return plan
 
 
-def describe_plan(plan: ShardingPlan) -> str:
-    """Return a text table: kind, kernel, shape, ranks and megabytes (float32) of each table."""
-    rows = [("table", "sharding", "kernel", "rows x columns", "ranks", "MB")]
-    total = 0.0
-    for module_plan in plan.plan.values():
-        for name, parameter in sorted(cast(EmbeddingModuleShardingPlan, module_plan).items()):
-            shards = cast(EnumerableShardingSpec, parameter.sharding_spec).shards
-            ends = [
-                [offset + size for offset, size in zip(s.shard_offsets, s.shard_sizes, strict=True)]
-                for s in shards
-            ]
-            shape = [max(column) for column in zip(*ends, strict=True)]
-            megabytes = math.prod(shape) * 4 / 1e6
-            total += megabytes
-            ranks = ",".join(str(rank) for rank in parameter.ranks or [])
-            kinds = (parameter.sharding_type, parameter.compute_kernel)
-            rows.append((name, *kinds, f"{shape[0]} x {shape[1]}", ranks, f"{megabytes:.1f}"))
-    rows.append(("total", "", "", "", "", f"{total:.1f}"))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+def plan_sharding(
+    model: nn.Module, config: ShardingConfig, topology: Topology, batch_size: int = 512
+) -> ShardingPlan:
+    """Plan every table of `model` onto the ranks of `topology`, in TorchRec's terms.
+
+    Raises:
+        ValueError, RuntimeError: as `plan_tables` and `sharding_plan`.
+    """
+    return sharding_plan(plan_tables(model, config, topology, batch_size))
 
 
-def _constraints(
-    layers: list[EmbeddingLayer], config: ShardingConfig, world_size: int
-) -> dict[str, ParameterConstraints]:
-    """Return the planner's constraints per table."""
-    constraints: dict[str, ParameterConstraints] = {}
-    for layer in layers:
-        for table in layer.schema.tables:
-            features = [f for f in layer.schema.sparse if f.table == table.name]
+def _machines(config: ShardingConfig, topology: Topology, batch_size: int) -> Machines:
+    """Return the ranks as the placement sees them."""
+    storage = topology.devices[0].storage
+    on_cpu = topology.compute_device == "cpu"
+    capacity = storage.ddr if on_cpu else storage.hbm
+    spill = 0 if on_cpu else config.host_memory_bytes
+    return Machines(
+        ranks=topology.world_size,
+        local_ranks=topology.local_world_size,
+        batch_size=batch_size,
+        capacity_bytes=int(capacity * (1 - _RESERVED)),
+        spill_bytes=int(spill * (1 - _RESERVED)),
+        memory_speed=topology.ddr_mem_bw if on_cpu else topology.hbm_mem_bw,
+        spill_speed=topology.hbm_to_ddr_mem_bw,
+        local_speed=topology.intra_host_bw,
+        network_speed=topology.inter_host_bw,
+    )
+
+
+def _loads(model: nn.Module, config: ShardingConfig, topology: Topology) -> list[TableLoad]:
+    """Return what every table of `model` asks of the ranks.
+
+    Raises:
+        RuntimeError: the device offers none of the kinds that a table may have.
+    """
+    offered = {sharder.module_type: sharder for sharder in sharders()}
+    features: dict[str, SparseFeature] = {}
+    loads = []
+    for path, module in model.named_modules():
+        if isinstance(module, EmbeddingLayer):
+            features = {feature.name: feature for feature in module.schema.sparse}
+        if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
+            continue
+        pooled = isinstance(module, EmbeddingBagCollection)
+        able = offered[type(module)].sharding_types(topology.compute_device)
+        configs = module.embedding_bag_configs() if pooled else module.embedding_configs()
+        weights = {name.split(".")[-2]: weight for name, weight in module.named_parameters()}
+        for table in configs:
             # Splitting rows over one rank would only cost the splitting.
-            kind = config.tables.get(table.name, "table_wise" if world_size == 1 else None)
-            constraints[table.name] = ParameterConstraints(
-                sharding_types=[kind] if kind else list(config.sharding_types),
-                pooling_factors=[float(max(1, feature.max_length)) for feature in features],
-                feature_names=[feature.name for feature in features],
-                # Rows were checked when the batch was made; anything else is a bug to stop at.
-                bounds_check_mode=BoundsCheckMode.FATAL,
+            told = config.tables.get(table.name, "table_wise" if topology.world_size == 1 else None)
+            kinds = [told] if told else list(config.sharding_types)
+            allowed = tuple(kind for kind in _KINDS if kind in kinds and kind in able)
+            if not allowed:
+                raise RuntimeError(
+                    f"sharding: table {table.name!r} may be {kinds}, and a "
+                    f"{topology.compute_device} offers {[kind for kind in _KINDS if kind in able]} "
+                    f"for it; allow more sharding types"
+                )
+            classes = getattr(weights[table.name], "_optimizer_classes", [RowWiseAdagrad])
+            state = {RowWiseAdagrad: 4, torch.optim.SGD: 0}.get(classes[0], 4 * table.embedding_dim)
+            own = [features[name] for name in table.feature_names]
+            loads.append(
+                TableLoad(
+                    name=table.name,
+                    module=path,
+                    rows=table.num_embeddings,
+                    columns=table.embedding_dim,
+                    state_bytes=state,
+                    ids=sum(max(1, feature.max_length) for feature in own),
+                    vectors=len(own),
+                    pooled=pooled,
+                    kinds=allowed,
+                )
             )
-    return constraints
+    return loads
 
 
-def _check(plan: ShardingPlan, model: nn.Module, known: set[str]) -> None:
+def _pinned(path: str, loads: list[TableLoad], topology: Topology) -> Plan:
+    """Return the plan at `path`, if it is one of these tables on these ranks."""
+    plan = read_plan(path)
+    ranks = (plan.world_size, plan.local_world_size, plan.device)
+    expected = (topology.world_size, topology.local_world_size, topology.compute_device)
+    shapes = {load.name: (load.module, load.rows, load.columns) for load in loads}
+    found = {table.table: (table.module, table.rows, table.columns) for table in plan.tables}
+    wrong = [name for name in sorted({*shapes, *found}) if shapes.get(name) != found.get(name)]
+    if ranks != expected or wrong:
+        what = (
+            f"is for {ranks[0]} {ranks[2]} ranks, {ranks[1]} a machine, and these are "
+            f"{expected[0]} {expected[2]}, {expected[1]} a machine"
+            if ranks != expected
+            else f"does not hold the tables of this model: {wrong[:5]} are absent or differ"
+        )
+        raise ValueError(
+            f"sharding.pinned_plan: {path} {what}; plan again (python -m trainer.plan), or leave "
+            "the setting out"
+        )
+    return plan
+
+
+def _check(kinds: dict[str, str], model: nn.Module, known: set[str]) -> None:
     """Refuse a plan under which a table would not be trained, or not as its optimizer says."""
-    kinds: dict[str, str] = {}
-    for module_plan in plan.plan.values():
-        for name, parameter in cast(EmbeddingModuleShardingPlan, module_plan).items():
-            kinds[name] = parameter.sharding_type
     missing = sorted(known - set(kinds))
     if missing:
         raise RuntimeError(

@@ -22,13 +22,15 @@ from torchrec.distributed.model_parallel import (
     DistributedModelParallel,
 )
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-from torchrec.distributed.types import ShardedModule, ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ShardedModule, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from embeddings.collection import EmbeddingLayer
 from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
-from embeddings.sharding import ShardingConfig, plan_sharding, sharders
+from embeddings.plans import Plan
+from embeddings.sharders import sharders, sharding_plan
+from embeddings.sharding import ShardingConfig, plan_tables
 from models.batch import Batch
 from trainer.precision import Precision, Step
 from trainer.runtime import Runtime
@@ -77,7 +79,7 @@ class Parallel:
     model: nn.Module
     dense_parameters: dict[str, nn.Parameter]
     fused_optimizer: CombinedOptimizer
-    plan: ShardingPlan
+    plan: Plan
     config: ParallelConfig
 
     @property
@@ -116,14 +118,14 @@ def parallelize(
     topology = config.sharding.topology(
         runtime.world_size, runtime.local_world_size, runtime.device.type
     )
-    plan = plan_sharding(model, config.sharding, topology, batch_size, runtime.group)
+    plan = plan_tables(model, config.sharding, topology, batch_size)
     _ignore_renamings()
     module = DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(runtime.group),
         device=runtime.device,
-        plan=plan,
-        sharders=sharders(),
+        plan=sharding_plan(plan),
+        sharders=sharders(config.sharding.dedup),
         data_parallel_wrapper=DefaultDataParallelWrapper(
             bucket_cap_mb=config.bucket_megabytes,
             # A static graph would forbid a tower that changes its form after a warm-up.

@@ -12,7 +12,8 @@ from torchrec.distributed.types import ShardingPlan
 
 from embeddings.collection import EmbeddingLayer
 from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
-from embeddings.sharding import ShardingConfig, _check, describe_plan, plan_sharding
+from embeddings.plans import describe_plan
+from embeddings.sharding import ShardingConfig, _check, plan_sharding, plan_tables
 from tests.support.processes import Processes
 from tests.support.tiny import SCHEMA, TinyRanker, make_batch
 from tests.support.training import Outcome, Recipe, train, whole_tables
@@ -22,9 +23,13 @@ ROWWISE = SparseOptimizerConfig(learning_rate=0.1)
 
 
 def _plan(config: ShardingConfig, ranks: int, optimizer: SparseOptimizerConfig = ROWWISE) -> Any:
+    return plan_sharding(_model(optimizer), config, config.topology(ranks, min(ranks, 4), "cpu"))
+
+
+def _model(optimizer: SparseOptimizerConfig = ROWWISE) -> nn.Module:
     model = TinyRanker(torch.device("meta"))
     fuse_optimizer(model.embeddings, optimizer)
-    return plan_sharding(model, config, config.topology(ranks, min(ranks, 4), "cpu"))
+    return model
 
 
 def _kinds(plan: ShardingPlan) -> dict[str, str]:
@@ -76,7 +81,7 @@ def test_a_kind_that_the_device_lacks_is_refused() -> None:
 
 def test_a_plan_without_a_table_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"\['item'\] are missing and would not be trained"):
-        _check(ShardingPlan(plan={}), nn.Module(), {"item"})
+        _check({}, nn.Module(), {"item"})
 
 
 @pytest.mark.parametrize(
@@ -93,22 +98,16 @@ def test_a_setting_that_cannot_work_is_refused(settings: dict[str, Any], message
         ShardingConfig(**settings)
 
 
-def test_a_described_plan_names_tables_kinds_ranks_and_sizes() -> None:
-    text = describe_plan(_plan(ShardingConfig(tables={"item": "row_wise"}), 2))
-    lines = text.splitlines()
-    assert lines[0].split() == [
-        "table",
-        "sharding",
-        "kernel",
-        "rows",
-        "x",
-        "columns",
-        "ranks",
-        "MB",
-    ]
+def test_a_described_plan_names_kind_ranks_memory_cost_and_verdict_of_each_table() -> None:
+    config = ShardingConfig(tables={"item": "row_wise"})
+    lines = describe_plan(plan_tables(_model(), config, config.topology(2, 2, "cpu"))).splitlines()
+    assert lines[0] == (
+        "table   sharding    kernel  rows x columns  ranks  MB/rank  ms/step  verdict"
+    )
     row = next(line.split() for line in lines if line.startswith("item"))
-    assert row == ["item", "row_wise", "fused", "60", "x", "16", "0,1", "0.0"]
-    assert len(lines) == 6
+    assert row[:7] == ["item", "row_wise", "fused", "60", "x", "16", "0,1"]
+    assert row[-1] == "fits" and float(row[7]) > 0 and float(row[8]) > 0
+    assert len(lines) == 7 and lines[-1] == "everything fits"
 
 
 def _train_whole(recipe: Recipe) -> dict[str, torch.Tensor]:

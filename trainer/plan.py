@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: MIT
+"""Plan the tables of a recipe for any number of ranks, without any of the machines.
+
+python -m trainer.plan RECIPE --world-size 128 --device-memory 80GiB [--json] [--section.field ...]
+
+RECIPE is a recipe's name, a schema (YAML) or a run's config.json. Prints, table by table, sharding,
+ranks, memory, estimated step cost and whether it fits, and what to change where it does not; with
+--json, the same as JSON, which `parallel.sharding.pinned_plan` reads.
+
+It lives here and not beside the planner because recipes are the trainer's, and tables know none.
+
+Exit codes: 0 everything fits; 1 something does not; 2 the configuration is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from embeddings.collection import EmbeddingLayer
+from embeddings.optimizer import fuse_optimizer
+from embeddings.plans import Plan, describe_plan
+from embeddings.schema import load_schema
+from embeddings.sharding import plan_tables
+from trainer.config import TrainConfig, apply_overrides, config_from_dict, load_recipe
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes of '80GiB', '80GB' or '85899345920'.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
+    units = _UNITS | _BINARY
+    if not match or match[2] not in units:
+        raise ValueError(f"memory: expected a size such as 80GiB or 64GB, got {text!r}")
+    return int(float(match[1]) * units[match[2]])
+
+
+def read_config(source: str) -> TrainConfig:
+    """Return the configuration that a recipe's name, a schema or a run's config.json stands for.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml"):
+        return TrainConfig(recipe=path.name, schema=load_schema(path))
+    if path.suffix == ".json":
+        try:
+            return config_from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(
+                f"{path}: expected a run's config.json, cannot read it: {error}"
+            ) from (error)
+    return load_recipe(source)
+
+
+def plan_config(config: TrainConfig, world_size: int, local_world_size: int, device: str) -> Plan:
+    """Plan the tables of `config` for `world_size` ranks; nothing is allocated."""
+    layer = EmbeddingLayer(config.schema, torch.device("meta"), config.runtime.seed)
+    # Modules are named as they are in a model, so that a run can use the plan.
+    model = torch.nn.ModuleDict({"embeddings": layer})
+    fuse_optimizer(layer, config.sparse)
+    sharding = config.parallel.sharding
+    topology = sharding.topology(world_size, local_world_size, device)
+    return plan_tables(model, sharding, topology, config.loader.batch_size)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.plan",
+        description="Plan tables onto ranks. Settings of the recipe follow as --section.field.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("recipe", help="a recipe's name, a schema.yaml or a run's config.json")
+    parser.add_argument("--world-size", type=int, required=True, help="ranks in all")
+    parser.add_argument("--local-world-size", type=int, default=0, help="of a machine; default 8")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--device-memory", "--hbm", default="", help="of a GPU, such as 80GiB")
+    parser.add_argument("--host-memory", default="", help="main memory of a rank, such as 128GiB")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    options, overrides = parser.parse_known_args(arguments)
+    local = options.local_world_size or min(8, options.world_size)
+    try:
+        if options.world_size < 1 or local < 1 or options.world_size % local:
+            raise ValueError(
+                "world_size: expected a positive multiple of the ranks of a machine, got "
+                f"{options.world_size} with {local}; set --local-world-size"
+            )
+        config = apply_overrides(read_config(options.recipe), overrides)
+        memory = {
+            name: parse_bytes(text)
+            for name, text in (
+                ("device_memory_bytes", options.device_memory),
+                ("host_memory_bytes", options.host_memory),
+            )
+            if text
+        }
+        sharding = dataclasses.replace(config.parallel.sharding, **memory)
+        config = dataclasses.replace(
+            config, parallel=dataclasses.replace(config.parallel, sharding=sharding)
+        )
+        plan = plan_config(config, options.world_size, local, options.device)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps(plan.to_dict()))
+    else:
+        print(describe_plan(plan))
+    return 0 if plan.fits else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
