@@ -16,8 +16,10 @@ Shapes: E rows and D columns of a table, R ranks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -29,7 +31,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from embeddings.collection import EmbeddingLayer
 from embeddings.placement import Machines, TableLoad, advise, place, usage
-from embeddings.plans import Plan, TablePlan, read_plan
+from embeddings.plans import KEY, Plan, TablePlan, differences, plan_from_dict, read_plan
 from embeddings.schema import SparseFeature
 from embeddings.sharders import sharders, sharding_plan
 
@@ -162,6 +164,27 @@ def plan_sharding(
         ValueError, RuntimeError: as `plan_tables` and `sharding_plan`.
     """
     return sharding_plan(plan_tables(model, config, topology, batch_size))
+
+
+def check_plan(
+    manifest: Mapping[str, Any], plan: Plan, config: ShardingConfig, path: str | Path
+) -> None:
+    """Compare `plan` with the one in the manifest of the checkpoint at `path`, if that is asked.
+
+    Raises:
+        ValueError: `config.on_new_plan` is `refuse`, and the checkpoint has no plan or another.
+    """
+    if config.on_new_plan == "allow":
+        return
+    if KEY not in manifest:
+        raise ValueError(f"{path}: holds no sharding plan; set parallel.sharding.on_new_plan allow")
+    changes = differences(plan_from_dict(manifest[KEY], f"{path}: {KEY}"), plan)
+    if changes:
+        raise ValueError(
+            f"parallel.sharding.on_new_plan refuses a plan other than that of {path}: "
+            f"{'; '.join(changes[:5])}; pin the old one (pinned_plan {path}/manifest.json), or set "
+            "on_new_plan allow"
+        )
 
 
 def _machines(config: ShardingConfig, topology: Topology, batch_size: int) -> Machines:

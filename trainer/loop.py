@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from embeddings.plans import KEY
+from embeddings.sharding import check_plan
 from models.batch import Batch
 from models.ranking import RankingModel
 from models.specformer import SpecFormer
@@ -212,6 +214,7 @@ class Trainer:
             "precision": self.precision.state_dict(),
             "ranks": self.ranks,
             "config": to_dict(self.config),
+            KEY: self.parallel.plan.to_dict(),
             "families": dict(pair for file in self.train_loader.files for pair in file.families),
             "schema_fingerprint": self.config.schema.fingerprint(),
         }
@@ -223,6 +226,7 @@ class Trainer:
     def _resume(self, path: Path) -> None:
         """Continue from the checkpoint at `path`."""
         manifest = read_manifest(path, RUN)
+        check_plan(manifest, self.parallel.plan, self.config.parallel.sharding, path)
         self.state.load(path)
         self.precision.load_state_dict(manifest["precision"])
         self.step, self.rows, self.epoch = manifest["step"], manifest["rows"], manifest["epoch"]

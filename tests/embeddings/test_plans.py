@@ -20,7 +20,7 @@ from embeddings.placement import Machines, TableLoad, place, usage, ways
 from embeddings.plans import KEY, Plan, describe_plan, differences, plan_from_dict, read_plan
 from embeddings.schema import Label, Schema, SparseFeature, Table
 from embeddings.sharders import sharding_plan
-from embeddings.sharding import ShardingConfig, plan_tables
+from embeddings.sharding import ShardingConfig, check_plan, plan_tables
 from tests.support.tiny import TinyRanker
 
 GIGABYTE = 10**9
@@ -184,3 +184,15 @@ def test_differences_name_the_table_and_both_places() -> None:
     assert any(
         d.startswith("item: table_wise on ") and "now row_wise" in d for d in differences(one, two)
     )
+
+
+def test_a_checkpoint_of_another_plan_is_refused_where_that_is_asked() -> None:
+    told: Any = {"item": "row_wise"}
+    one = _tiny(ShardingConfig(sharding_types=("table_wise",)))
+    manifest = {KEY: _tiny(ShardingConfig(sharding_types=("table_wise",), tables=told)).to_dict()}
+    check_plan(manifest, one, ShardingConfig(), "step-1")
+    check_plan({KEY: one.to_dict()}, one, ShardingConfig(on_new_plan="refuse"), "step-1")
+    with pytest.raises(ValueError, match=r"item: row_wise on 0,1, now table_wise on .*pinned_plan"):
+        check_plan(manifest, one, ShardingConfig(on_new_plan="refuse"), "step-1")
+    with pytest.raises(ValueError, match="holds no sharding plan"):
+        check_plan({}, one, ShardingConfig(on_new_plan="refuse"), "step-1")
