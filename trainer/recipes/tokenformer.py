@@ -23,6 +23,26 @@ def demo_user_centric() -> TrainConfig:
     return protocols.demo("tokenformer.demo_user_centric", _model(max_length=20, user_centric=True))
 
 
+def demo_tiny() -> TrainConfig:
+    """TokenFormer of size T on the generated log: 1F1S, width 32."""
+    return _sized("tiny", 32, 2, (16,))
+
+
+def demo_small() -> TrainConfig:
+    """TokenFormer of size S on the generated log: 2F2S, width 64."""
+    return _sized("small", 64, 2, (32, 16))
+
+
+def demo_medium() -> TrainConfig:
+    """TokenFormer of size M on the generated log: 2F2S, width 128."""
+    return _sized("medium", 128, 4, (32, 16))
+
+
+def demo_large() -> TrainConfig:
+    """TokenFormer of size L on the generated log: 3F3S, width 256."""
+    return _sized("large", 256, 4, (32, 16, 8))
+
+
 def globo() -> TrainConfig:
     """TokenFormer on Globo's sessions, train 2017-10-01..11, test 2017-10-12."""
     fields = ("environment", "deviceGroup", "os", "country", "region")
@@ -31,7 +51,7 @@ def globo() -> TrainConfig:
 
 def criteo() -> TrainConfig:
     """TokenFormer on a Criteo log, which has no history: fields and one learned target."""
-    return protocols.criteo("tokenformer.criteo", _model(max_length=1))
+    return protocols.criteo("tokenformer.criteo", _model(max_length=1, token_dim=16))
 
 
 def frappe() -> TrainConfig:
@@ -44,8 +64,25 @@ def movielens() -> TrainConfig:
     return protocols.movielens("tokenformer.movielens", _model(max_length=1))
 
 
+def _sized(size: str, token_dim: int, num_heads: int, windows: tuple[int, ...]) -> TrainConfig:
+    # The paper names sizes and says nothing of them: these are our own, each about four times the
+    # parameters of the one before. As many full layers as sliding ones.
+    tower = TokenFormerConfig(
+        num_layers=2 * len(windows),
+        num_full_layers=len(windows),
+        windows=windows,
+        num_heads=num_heads,
+        max_length=20,
+    )
+    tokenizer = TokenizerConfig(token_dim=token_dim, target_fields="all")
+    return protocols.demo(f"tokenformer.demo_{size}", ModelConfig(tower=tower, tokenizer=tokenizer))
+
+
 def _model(
-    max_length: int, user_centric: bool = False, stream_fields: tuple[str, ...] = ()
+    max_length: int,
+    user_centric: bool = False,
+    stream_fields: tuple[str, ...] = (),
+    token_dim: int = 32,
 ) -> ModelConfig:
     # The target token is the whole impression; 1F1S: one full layer, then one sliding.
     return ModelConfig(
@@ -58,5 +95,7 @@ def _model(
             expansion=2.0,
             max_length=max_length,
         ),
-        tokenizer=TokenizerConfig(token_dim=32, target_fields="all", stream_fields=stream_fields),
+        tokenizer=TokenizerConfig(
+            token_dim=token_dim, target_fields="all", stream_fields=stream_fields
+        ),
     )
