@@ -36,6 +36,7 @@ from torch.distributed.checkpoint import (
     state_dict_saver,
 )
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import LoadPlanner
 
 from trainer.manifest import MANIFEST, commit, read_manifest
 
@@ -70,8 +71,10 @@ def save(tensors: Mapping[str, Any], directory: Path, step: int, manifest: dict[
     return target
 
 
-def load(tensors: Mapping[str, Any], path: Path) -> None:
+def load(tensors: Mapping[str, Any], path: Path, planner: LoadPlanner | None = None) -> None:
     """Fill `tensors` in place from the checkpoint at `path`, at any world size. Collective.
+
+    planner: of what to read where, if not whole tensors by their names.
 
     Raises:
         ValueError: the checkpoint lacks a tensor that is asked for, its index is not one, or a file
@@ -91,7 +94,7 @@ def load(tensors: Mapping[str, Any], path: Path) -> None:
             # torch asks each ShardedTensor, which TorchRec's tables are, for its device and size,
             # and warns of its own questions.
             warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
-            state_dict_loader.load(dict(tensors), storage_reader=_Reader(path))
+            state_dict_loader.load(dict(tensors), storage_reader=_Reader(path), planner=planner)
     except CheckpointException as error:
         raise ValueError(f"{path}: cannot be read ({error}); use an older checkpoint") from error
 
@@ -99,6 +102,12 @@ def load(tensors: Mapping[str, Any], path: Path) -> None:
 def tensor_names(path: Path) -> set[str]:
     """Return the names of all tensors in the checkpoint at `path`."""
     return set(_Reader(path).read_metadata().state_dict_metadata)
+
+
+def tensor_sizes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every tensor in the checkpoint at `path`."""
+    held = _Reader(path).read_metadata().state_dict_metadata
+    return {name: tuple(getattr(entry, "size", ())) for name, entry in held.items()}
 
 
 def optimizer_tensors(

@@ -35,6 +35,7 @@ from trainer.data.loader import LoaderConfig
 from trainer.days import parse_days, parse_rows
 from trainer.optimizer import DenseOptimizerConfig
 from trainer.parallelize import ParallelConfig
+from trainer.policies import InheritConfig
 from trainer.precision import PrecisionConfig
 from trainer.runtime import RuntimeConfig
 from trainer.settings import check_words
@@ -76,9 +77,12 @@ class TrainConfig:
     """Everything that decides what a run computes.
 
     epochs: passes over the training days. max_steps: stop after so many steps, 0 for no limit.
+    stop_epoch: end after so many of the epochs, with learning rates as if the others followed (a
+      later run may inherit from there); 0 for all.
     evaluate_epochs: evaluate after every epoch (True) or only at the end (False).
     spatial_warmup: share of the run's steps, from the first, in which SpecFormer attends by its
-      spatial residual alone (its paper takes 0.05); 0 for towers that have no such warm-up.
+      spatial residual alone (its paper takes 0.05; 1 in a run that is the warm-up); 0 for towers
+      that have no such warm-up.
     """
 
     recipe: Annotated[str, tyro.conf.Suppress]
@@ -93,8 +97,10 @@ class TrainConfig:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: TelemetryConfig = field(default_factory=TelemetryConfig)
+    inherit: InheritConfig = field(default_factory=InheritConfig)
     epochs: int = 1
     max_steps: int = 0
+    stop_epoch: int = 0
     evaluate_epochs: bool = False
     spatial_warmup: float = 0.0
 
@@ -104,6 +110,11 @@ class TrainConfig:
             raise ValueError(
                 f"epochs must be at least 1 and max_steps not negative, got {self.epochs} and "
                 f"{self.max_steps}"
+            )
+        if not 0 <= self.stop_epoch <= self.epochs:
+            raise ValueError(
+                f"stop_epoch: expected an integer from 0 to epochs ({self.epochs}), got "
+                f"{self.stop_epoch}"
             )
         if self.evaluate_epochs and self.epochs == 1:
             raise ValueError(
@@ -118,9 +129,9 @@ class TrainConfig:
                     f"sparse.table_learning_rates: no table {name!r}{suggest(name, tables)}; "
                     f"tables: {tables}"
                 )
-        if not 0 <= self.spatial_warmup < 1:
+        if not 0 <= self.spatial_warmup <= 1:
             raise ValueError(
-                f"spatial_warmup: expected a share in [0, 1), got {self.spatial_warmup}"
+                f"spatial_warmup: expected a share in [0, 1], got {self.spatial_warmup}"
             )
         if self.spatial_warmup and not (isinstance(tower, SpecFormerConfig) and tower.gamma):
             raise ValueError(

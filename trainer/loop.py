@@ -25,16 +25,25 @@ from trainer.alarms import LabelWeights
 from trainer.config import TrainConfig, to_dict
 from trainer.curves import truncate, write_json
 from trainer.data.loader import Loader
-from trainer.data.parquet import check_families, discover, keep_rows
+from trainer.data.parquet import LogFile, check_families, discover, keep_rows
 from trainer.days import check_overlap, parse_days, parse_rows
 from trainer.evaluate import evaluate
 from trainer.failures import exit_code
+from trainer.inherit import Inherited, check_sources, inherit
 from trainer.manifest import RUN, prune, read_manifest
 from trainer.memory import check_tables
 from trainer.metrics import undefined
 from trainer.optimizer import learning_rates
 from trainer.parallelize import Parallel, Pipeline, parallelize
-from trainer.run_folder import CHECKPOINTS, EVALUATIONS, METRICS, RANKS, claim
+from trainer.run_folder import (
+    CHECKPOINTS,
+    CONFIG,
+    EVALUATIONS,
+    INHERITED,
+    METRICS,
+    RANKS,
+    claim,
+)
 from trainer.runtime import RunError, Runtime, start
 from trainer.state import TrainState
 from trainer.telemetry import StepReport
@@ -60,6 +69,8 @@ class Trainer:
             check_overlap(self.train_loader.files, self.test_loader.files)
         check_families((*self.train_loader.files, *self.test_loader.files))
         check_tables(config.schema.tables, config.sparse, runtime)
+        if config.inherit.active and not (output / CONFIG).exists():
+            check_sources(config.inherit, to_dict(config))
         resume_from = claim(output, config, runtime)
         self.parallel = build_parallel(config, runtime)
         self.optimizer = config.dense.build(self.parallel.dense_parameters)
@@ -72,17 +83,31 @@ class Trainer:
         self.ranks: list[dict[str, Any]] = []
         self.reasons: list[str] = []
         steps_per_epoch = len(self.train_loader)
+        self.inherited: Inherited | None = None
+        self.origin: dict[str, str] | None = None
         if resume_from is not None:
             self._resume(resume_from)
+        elif config.inherit.active:
+            self._inherit()
         # At another world size than before, the rest of an epoch takes other steps than planned.
         rest = len(self.train_loader) - self.train_loader.step
         self.total_steps = self.step + rest + (config.epochs - self.epoch - 1) * steps_per_epoch
         if config.max_steps:
             self.total_steps = min(self.total_steps, config.max_steps)
+        self.end_step = self.total_steps
+        if config.stop_epoch:
+            epochs = config.stop_epoch - self.epoch - 1
+            self.end_step = min(self.total_steps, self.step + rest + epochs * steps_per_epoch)
+        if self.inherited is not None and self.step >= self.end_step:
+            raise ValueError(
+                f"epochs: the run that data_position comes from has trained {self.epoch} epochs "
+                f"({self.step:,} steps), which leaves none to train; raise epochs, or begin anew "
+                "with --inherit.sources data_position fresh"
+            )
         self.schedule = config.dense.schedule.build(
             self.total_steps, self.optimizer, self.parallel.fused_optimizer
         )
-        self.telemetry = config.log.build(output, runtime.rank, self.total_steps)
+        self.telemetry = config.log.build(output, runtime.rank, self.end_step)
         if runtime.is_first:
             # An evaluation at the step that is resumed from will be made again.
             truncate(output / EVALUATIONS, self.step - 1)
@@ -94,12 +119,15 @@ class Trainer:
         """Train to the end, evaluate, write metrics.json; return the metrics, same on all ranks."""
         config = self.config
         with self.telemetry:
-            if self.step:
-                self.telemetry.say(f"resumed at step {self.step:,} of {self.total_steps:,}")
-            while self.step < self.total_steps:
+            if self.inherited is not None:
+                for line in self.inherited.table():
+                    self.telemetry.say(line)
+            elif self.step:
+                self.telemetry.say(f"resumed at step {self.step:,} of {self.end_step:,}")
+            while self.step < self.end_step:
                 self._train_epoch(self.epoch)
                 self.epoch += 1
-                if config.evaluate_epochs and self.step < self.total_steps:
+                if config.evaluate_epochs and self.step < self.end_step:
                     self._evaluate()
             metrics = self._evaluate()
         self.train_loader.close()
@@ -123,7 +151,7 @@ class Trainer:
         self.parallel.module.train()
         self.train_loader.set_epoch(epoch)
         self.epoch_start = self.step - self.train_loader.step
-        end = min(self.epoch_start + len(self.train_loader), self.total_steps)
+        end = min(self.epoch_start + len(self.train_loader), self.end_step)
         batches = self.telemetry.timer.watch(iter(self.train_loader))
         batches = itertools.islice(batches, end - self.step)
         self.clock = time.perf_counter(), self.telemetry.timer.seconds
@@ -133,7 +161,7 @@ class Trainer:
             if self.step % self.config.log.interval_steps == 0 or self.step == end:
                 for message in self.weights.interval(self.step):
                     self.telemetry.say(message, loud=True)
-            if self.cadence.due(self.step) and self.step < self.total_steps:
+            if self.cadence.due(self.step) and self.step < self.end_step:
                 self._count_seconds()
                 started = time.monotonic()
                 self._save()
@@ -215,6 +243,7 @@ class Trainer:
             "ranks": self.ranks,
             "config": to_dict(self.config),
             KEY: self.parallel.plan.to_dict(),
+            "inherited": self.origin,
             "families": dict(pair for file in self.train_loader.files for pair in file.families),
             "schema_fingerprint": self.config.schema.fingerprint(),
         }
@@ -229,6 +258,31 @@ class Trainer:
         check_plan(manifest, self.parallel.plan, self.config.parallel.sharding, path)
         self.state.load(path)
         self.precision.load_state_dict(manifest["precision"])
+        self.origin = manifest.get("inherited")
+        self._take_position(manifest)
+
+    def _inherit(self) -> None:
+        """Begin with what the configuration inherits, and note it in the run's folder."""
+        config, paths = self.config.inherit, self.config.inherit.paths()
+        manifests = {group: read_manifest(path, RUN) for group, path in paths.items() if path}
+        if "embeddings" in manifests:
+            families = tuple(manifests["embeddings"]["families"].items())
+            log = LogFile(path="the inherited tables' log", row_group_rows=(), families=families)
+            check_families((log, *self.train_loader.files))
+        self.inherited = inherit(config, to_dict(self.config), self.state)
+        self.origin = self.inherited.sources
+        if "data_position" in manifests:
+            self._take_position(manifests["data_position"])
+        if "loss_scale" in manifests:
+            manifest = manifests["loss_scale"]
+            if manifest["config"]["precision"]["dtype"] == self.config.precision.dtype:
+                skipped = {} if self.step else {"num_skipped": 0, "consecutive_skips": 0}
+                self.precision.load_state_dict({**manifest["precision"], **skipped})
+        if self.runtime.is_first:
+            write_json(self.output / INHERITED, self.inherited.record())
+
+    def _take_position(self, manifest: dict[str, Any]) -> None:
+        """Go on from the step, and the row of the log, that a checkpoint's manifest gives."""
         self.step, self.rows, self.epoch = manifest["step"], manifest["rows"], manifest["epoch"]
         if manifest["position"] is None:
             self.train_loader.set_epoch(self.epoch)

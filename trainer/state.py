@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trainer import checkpoint
 from trainer.parallelize import Parallel
@@ -50,9 +52,22 @@ class TrainState:
         if f"random.{self._random_name()}" in checkpoint.tensor_names(path):
             tensors["random"] = random
         checkpoint.load(tensors, path)
+        self.put(tensors)
+
+    def put(self, tensors: dict[str, Any]) -> None:
+        """Take over what `tensors`, from this object, has been filled with."""
         self._parallel.module.load_state_dict(tensors["model"])
         if "random" in tensors:
-            torch.set_rng_state(random[self._random_name()])
+            torch.set_rng_state(tensors["random"][self._random_name()])
 
     def _random_name(self) -> str:
         return f"rank{self._runtime.rank}"
+
+
+def flatten(tensors: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield nested tensors under the names that a checkpoint gives them."""
+    for key, value in tensors.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

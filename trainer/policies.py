@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""Policies of inheritance: which part of a run's state comes from which earlier run.
+
+A run's state has seven groups, and a policy names the source of each: `previous` (the run before),
+`warmup` (the warm-up's result), `fresh`, or a path. Training again on the same rows from the same
+tables overfits, because a row that was seen once answers for that one example; so the progressive
+policy of the SpecFormer paper keeps what the dense part has learned and takes the tables back to
+the warm-up at every epoch.
+
+  policy        embeddings and their optimizer   dense and its optimizer, loss scale   data position
+  continue      previous                         previous                              previous
+  naive         previous                         previous                              previous
+  progressive   warmup                           previous                              previous
+  nightly       previous                         previous                              fresh
+
+`continue` and `naive` take the same state; the first goes on with a run that was cut short, the
+second is the usual training for several epochs, which `progressive` is compared with. A map of ids
+to rows belongs to the rows: `id_maps` has the source of `embeddings`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from embeddings.plain import suggest
+from trainer.manifest import RUN, complete, read_manifest
+
+Policy = Literal["continue", "naive", "progressive", "nightly"]
+GROUPS = (
+    *("embeddings", "embedding_optimizer", "dense", "dense_optimizer"),
+    *("id_maps", "data_position", "loss_scale"),
+)
+_ALL = dict.fromkeys(GROUPS, "previous")
+_TABLES = dict.fromkeys(("embeddings", "embedding_optimizer", "id_maps"), "warmup")
+POLICIES: dict[str, dict[str, str]] = {
+    "continue": _ALL,
+    "naive": _ALL,
+    "progressive": {**_ALL, **_TABLES},
+    "nightly": {**_ALL, "data_position": "fresh"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InheritConfig:
+    """What a run begins with.
+
+    path: a checkpoint, or the folder of a run (its newest): the source `previous`. Empty: nothing.
+    warmup: the same of the warm-up: the source `warmup`.
+    policy: which group comes from where.
+    sources: pairs GROUP SOURCE that differ from the policy; a source is previous, warmup, fresh or
+      a path.
+    incompatible: what becomes of tables and weights that would mean something else than before
+      (a hashed table of another size, features exchanged): an error, or a fresh start.
+    """
+
+    path: str = ""
+    warmup: str = ""
+    policy: Policy = "continue"
+    sources: dict[str, str] = field(default_factory=dict)
+    incompatible: Literal["refuse", "fresh"] = "refuse"
+
+    def __post_init__(self) -> None:
+        """Check the fields, alone and together."""
+        for group in self.sources:
+            if group not in GROUPS or group == "id_maps":
+                known = [name for name in GROUPS if name != "id_maps"]
+                raise ValueError(
+                    f"inherit.sources: no group {group!r}{suggest(group, known)}; groups: {known} "
+                    "(id_maps follow embeddings)"
+                )
+        if self.policy not in POLICIES:
+            raise ValueError(f"inherit.policy: expected one of {[*POLICIES]}, got {self.policy!r}")
+        used = set(self.mapping().values())
+        if "previous" in used and not self.path and self.active:
+            raise ValueError(
+                "inherit.path: expected a checkpoint or a run's folder, got none; set it, or leave "
+                "the section inherit at its defaults"
+            )
+        if "warmup" in used and not self.warmup:
+            raise ValueError(
+                f"inherit.warmup: policy {self.policy!r} takes the tables from the warm-up's run, "
+                "got none; set it, or --inherit.sources embeddings fresh embedding_optimizer fresh"
+            )
+        if self.warmup and "warmup" not in used:
+            raise ValueError(
+                f"inherit.warmup: has no effect on policy {self.policy!r}; remove it, or choose "
+                "'progressive'"
+            )
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is inherited."""
+        settings = (self.path, self.warmup, self.sources)
+        return any(settings) or (self.policy, self.incompatible) != ("continue", "refuse")
+
+    def mapping(self) -> dict[str, str]:
+        """Return the source of every group."""
+        found = {**POLICIES[self.policy], **self.sources}
+        return {**found, "id_maps": found["embeddings"]}
+
+    def paths(self) -> dict[str, Path | None]:
+        """Return the checkpoint of every group's source, None for a fresh start.
+
+        Raises:
+            ValueError: there is no complete checkpoint.
+        """
+        named = {"previous": self.path, "warmup": self.warmup}
+        return {
+            group: None if source == "fresh" else resolve(Path(named.get(source, source)))
+            for group, source in self.mapping().items()
+        }
+
+
+def resolve(path: Path) -> Path:
+    """Return the newest complete checkpoint of a run's folder, or the checkpoint that `path` is.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = complete(path / "checkpoints") or complete(path)
+    if not found:
+        read_manifest(path, RUN)  # says what is there instead
+    return (found[-1] if found else path).resolve()
