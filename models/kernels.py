@@ -38,19 +38,24 @@ def chunk_of(window: int) -> int:
 
 
 def padded(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float | None) -> Tensor:
-    """Attend in a rectangle, its examples ending in one column."""
-    offsets, queries = band.offsets, band.query_offsets()
-    grid = Grid.ending_together(offsets, len(key), band.longest)
-    together = band.queries is None or band.are_last
+    """Attend in a rectangle, its examples beginning or ending in one column.
+
+    Where they begin together and all rows ask, what pads an example comes after its rows: a causal
+    kernel hides it without a mask. Few rows that ask, and windows, take a mask over less.
+    """
+    attend = functional.scaled_dot_product_attention
     most = band.longest if band.queries is None else band.most
+    if band.window is None and not band.num_mutual and 2 * most >= band.longest:
+        grid = Grid.beginning_together(band.offsets, len(key), band.longest)
+        query = grid.pad(band.spread(query, len(key)))
+        out = attend(query, grid.pad(key), grid.pad(value), is_causal=True, scale=scale)
+        return band.gather(grid.unpad(out))
+    grid = Grid.ending_together(band.offsets, len(key), band.longest)
+    together = band.queries is None or band.are_last
     layout = Grid.ending_together if together else Grid.beginning_together
-    asking = layout(queries, len(query), most)
-    simple = band.queries is None and band.window is None and not band.num_mutual
-    causal = simple and grid.cell is None
-    mask = None if causal else _visible(band, grid, asking, len(key), together)
-    out = functional.scaled_dot_product_attention(
-        asking.pad(query), grid.pad(key), grid.pad(value), mask, is_causal=causal, scale=scale
-    )
+    asking = layout(band.query_offsets(), len(query), most)
+    mask = _visible(band, grid, asking, len(key), together)
+    out = attend(asking.pad(query), grid.pad(key), grid.pad(value), mask, scale=scale)
     return asking.unpad(out)
 
 
