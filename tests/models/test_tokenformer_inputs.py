@@ -135,3 +135,21 @@ def test_sequences_of_one_history_that_differ_in_length_are_refused(tokenizer: A
     schema, embeddings = uneven([3, 2], [3, 1])
     with pytest.raises(ValueError, match="'clicked': 5, 'shop': 4"):
         tokenizer(schema, TokenizerConfig())(embeddings, torch.zeros(2, 0), none)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_the_tower_returns_what_it_returns_on_a_cpu(dtype: torch.dtype) -> None:
+    config = TokenFormerConfig(windows=(32, 16), max_length=300, num_actions=4)
+    tower = config.build(3, 64).float()
+    stream = stream_of([300, 0, 1, 77], dim=64)
+    stream = stream._replace(
+        fields=stream.fields.float(), events=stream.events.float(), targets=stream.targets.float()
+    )
+    expected = tower(stream)
+    on_gpu = Stream(*(part if part is None else part.cuda() for part in stream))
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+        out = tower.cuda()(on_gpu).float().cpu()
+    tolerance = 1e-2 if dtype == torch.float32 else 0.2
+    assert (out - expected).abs().max() <= tolerance
