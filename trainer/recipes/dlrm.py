@@ -7,6 +7,7 @@ A run: python -m trainer.train dlrm.demo --output DIR --data.path LOGS.
 from __future__ import annotations
 
 from models.baselines.dlrm import DLRMConfig
+from models.heads import HeadConfig
 from models.ranking import ModelConfig
 from models.tokens import TokenizerConfig
 from trainer import protocols
@@ -25,7 +26,7 @@ def globo() -> TrainConfig:
 
 def criteo() -> TrainConfig:
     """DLRM on a Criteo log."""
-    return protocols.criteo("dlrm.criteo", _model())
+    return protocols.criteo("dlrm.criteo", _small())
 
 
 def frappe() -> TrainConfig:
@@ -35,7 +36,16 @@ def frappe() -> TrainConfig:
 
 def movielens() -> TrainConfig:
     """DLRM on MovieLens-100K."""
-    return protocols.movielens("dlrm.movielens", _model())
+    return protocols.movielens("dlrm.movielens", _small(dropout=0.2))
+
+
+def _small(dropout: float = 0.0) -> ModelConfig:
+    # Small logs: two layers of 64 units, the second one the head's.
+    return ModelConfig(
+        tower=DLRMConfig(hidden_units=(64,), dropout=dropout),
+        tokenizer=TokenizerConfig(token_dim=16),
+        head=HeadConfig(hidden_units=(64,)),
+    )
 
 
 def _model() -> ModelConfig:

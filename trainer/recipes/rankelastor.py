@@ -50,7 +50,7 @@ def globo_code() -> TrainConfig:
 
 def criteo() -> TrainConfig:
     """RankElastor on a Criteo log, 15 tokens of width 26 as in the paper."""
-    return protocols.criteo("rankelastor.criteo", _model(token_dim=26, num_tokens=15))
+    return protocols.criteo("rankelastor.criteo", _model(token_dim=26, num_tokens=15, depth=1))
 
 
 def frappe() -> TrainConfig:
@@ -60,7 +60,7 @@ def frappe() -> TrainConfig:
 
 def movielens() -> TrainConfig:
     """RankElastor on MovieLens-100K."""
-    return protocols.movielens("rankelastor.movielens", _model())
+    return protocols.movielens("rankelastor.movielens", _model(token_dim=16, depth=1))
 
 
 def criteo_dim10() -> TrainConfig:
