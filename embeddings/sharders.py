@@ -10,18 +10,25 @@ from typing import Any, cast
 
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embedding import (
+    EmbeddingCollectionContext,
+    EmbeddingCollectionSharder,
+    ShardedEmbeddingCollection,
+)
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import calculate_shard_sizes_and_offsets, placement
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     ModuleSharder,
     ParameterSharding,
+    ShardingEnv,
     ShardingPlan,
 )
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.plans import Plan
 
@@ -34,6 +41,68 @@ class _PooledSharder(EmbeddingBagCollectionSharder):
         return kinds if "row_wise" in kinds else [*kinds, "row_wise"]
 
 
+class _DedupCollection(ShardedEmbeddingCollection):
+    """Finds the unique ids of a batch on CPUs too, where fbgemm has no kernel for it."""
+
+    def _dedup_indices(
+        self, ctx: EmbeddingCollectionContext, input_feature_splits: list[KeyedJaggedTensor]
+    ) -> list[KeyedJaggedTensor]:
+        if any(features.device().type != "cpu" for features in input_feature_splits):
+            return super()._dedup_indices(ctx, input_feature_splits)
+        found = []
+        for features in input_feature_splits:
+            unique, reverse = unique_ids(features)
+            ctx.input_features.append(features)
+            ctx.reverse_indices.append(reverse)
+            found.append(unique)
+        return found
+
+
+def unique_ids(features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Tensor]:
+    """Return each feature's ids once, and for each of the N values its position among them.
+
+    Which of the B lists an id comes to lie in has no meaning: they are spread evenly.
+    """
+    size = features.stride()
+    lengths_FB = features.lengths().view(-1, size).long()
+    owner = torch.arange(lengths_FB.shape[0]).repeat_interleave(lengths_FB.sum(1))
+    values = features.values()
+    span = int(values.max()) + 1 if values.numel() else 1
+    both, reverse = torch.unique(owner * span + values, return_inverse=True)
+    counts = torch.bincount(both // span, minlength=lengths_FB.shape[0])
+    spread = counts[:, None] // size + (torch.arange(size) < counts[:, None] % size)
+    unique = KeyedJaggedTensor(
+        keys=features.keys(),
+        values=(both % span).to(values.dtype),
+        lengths=spread.flatten().to(features.lengths().dtype),
+    )
+    return unique, reverse
+
+
+class _CollectionSharder(EmbeddingCollectionSharder):
+    """Shards into `_DedupCollection`s where each id is to travel once."""
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedEmbeddingCollection:
+        kind = _DedupCollection if self._use_index_dedup else ShardedEmbeddingCollection
+        return kind(
+            module,
+            params,
+            env,
+            self.fused_params,
+            device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            use_index_dedup=self._use_index_dedup,
+            module_fqn=module_fqn,
+        )
+
+
 def sharders(dedup: bool = False) -> list[ModuleSharder[nn.Module]]:
     """Return the sharders of the modules that hold tables.
 
@@ -41,7 +110,7 @@ def sharders(dedup: bool = False) -> list[ModuleSharder[nn.Module]]:
     """
     return cast(
         list[ModuleSharder[nn.Module]],
-        [_PooledSharder(), EmbeddingCollectionSharder(use_index_dedup=dedup)],
+        [_PooledSharder(), _CollectionSharder(use_index_dedup=dedup)],
     )
 
 

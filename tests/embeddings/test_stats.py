@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""Statistics of tables against counts made by hand, unsharded and on two ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from embeddings.collection import EmbeddingLayer, local_shards
+from embeddings.schema import Label, Schema, SparseFeature, Table
+from embeddings.sharding import ShardingConfig
+from embeddings.stats import IdWindow, shard_stats
+from tests.support.processes import Processes
+from tests.support.tiny import SCHEMA, make_batch
+from tests.support.training import Recipe, Session
+from trainer.runtime import Runtime
+
+PAIR = Schema(
+    tables=(Table(name="t", num_embeddings=100, embedding_dim=4),),
+    sparse=(SparseFeature(name="a", table="t"), SparseFeature(name="b", table="t")),
+    labels=(Label(name="click"),),
+)
+
+
+def _batch(a: list[int], b: list[int]) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(
+        keys=["a", "b"],
+        values=torch.tensor(a + b),
+        lengths=torch.ones(2 * len(a), dtype=torch.int64),
+    )
+
+
+def test_ids_of_all_features_of_a_table_are_counted_together() -> None:
+    window = IdWindow(PAIR, top=2)
+    assert window.stats() == {}
+    window.update(_batch([0, 7, 7], [7, 5, 9]))
+    window.update(_batch([0, 5, 1], [2, 3, 4]))
+    stats = window.stats()["t"]
+    assert (stats.ids, stats.distinct) == (12, 7)
+    assert stats.missing == pytest.approx(2 / 12)
+    assert stats.top_share == pytest.approx((3 + 2) / 12)
+
+
+def test_the_window_forgets_the_oldest_batches() -> None:
+    window = IdWindow(PAIR, batches=1)
+    window.update(_batch([0], [0]))
+    window.update(_batch([1], [2]))
+    assert window.stats()["t"].missing == 0
+
+
+def test_a_day_of_unseen_ids_alone_shows_as_missing() -> None:
+    window = IdWindow(PAIR)
+    window.update(_batch([0, 0], [0, 0]))
+    stats = window.stats()["t"]
+    assert (stats.missing, stats.distinct, stats.top_share) == (1.0, 0, 1.0)
+
+
+def test_norms_without_optimizer_state_are_of_all_rows() -> None:
+    layer = EmbeddingLayer(SCHEMA, seed=1)
+    stats = shard_stats(layer)
+    assert sorted(stats) == ["action", "item", "tag", "user"]
+    for table in SCHEMA.tables:
+        ((weight, _, _),) = local_shards(layer.table_weights()[table.name])
+        found, norms = stats[table.name], weight.detach().norm(dim=1)
+        assert (found.rows, found.touched, found.occupancy) == (table.num_embeddings, None, None)
+        assert found.mean_norm == pytest.approx(norms.mean().item())
+        assert found.max_norm == pytest.approx(norms.max().item())
+        assert found.bytes == table.num_embeddings * table.embedding_dim * 4
+    sampled = shard_stats(layer, sample=10)["item"]
+    assert sampled.mean_norm != stats["item"].mean_norm
+
+
+def _touch(runtime: Runtime, kind: Any) -> Any:
+    tables = {table.name: kind for table in SCHEMA.tables}
+    session = Session(runtime, Recipe(sharding=ShardingConfig(tables=tables)))
+    for step in range(2):
+        session.backward(session.batch(step))
+        session.precision.apply()
+    layer = session.parallel.model.get_submodule("embeddings")
+    assert isinstance(layer, EmbeddingLayer)
+    return shard_stats(layer, session.parallel.fused_optimizer.state_dict()["state"])
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise"])
+def test_touched_rows_of_all_ranks_are_the_rows_of_the_batches(
+    processes: Processes, kind: Any
+) -> None:
+    outcomes = processes.run(_touch, kind)
+    lists = [make_batch(16, step).sparse.to_dict() for step in range(2)]
+    for table in SCHEMA.tables:
+        names = [feature.name for feature in SCHEMA.sparse if feature.table == table.name]
+        seen = {i for batch in lists for name in names for i in batch[name].values().tolist()}
+        parts = [outcome[table.name] for outcome in outcomes if table.name in outcome]
+        assert sum(part.rows for part in parts) == table.num_embeddings
+        assert sum(part.touched for part in parts) == len(seen)
+        assert all(0 < part.occupancy <= 1 and part.max_norm > 0 for part in parts)
