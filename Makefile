@@ -2,7 +2,7 @@
 #
 #   PYTHON=...    interpreter to build .venv with (3.11 or newer); the first one found when not given
 #   PLATFORM=...  cpu or gpu: which list of requirements/ to install; gpu where nvidia-smi runs when not given
-#   ARGS=...      more words for the command of demo, test or doctor: make test ARGS="-k torchx"
+#   ARGS=...      more words for the command of demo, nightly, test or doctor: make test ARGS="-k torchx"
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -19,13 +19,16 @@ LIST := requirements/$(PLATFORM).txt
 STAMP := $(VENV)/installed-$(PLATFORM)
 PACKAGES := embeddings models trainer pipelines deploy
 
-.PHONY: help demo test lint format doctor install clean
+.PHONY: help demo nightly test lint format doctor install clean
 
 help: ## list these targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 demo: $(STAMP) ## write click logs, train the recipes on 2 nodes x 1 process, print the table and the report's path
 	$(BIN)/python -m pipelines.demo $(ARGS)
+
+nightly: $(STAMP) ## replay nights on generated days: train, compare, promote or refuse; ARGS="--data LOGS" for other days
+	$(BIN)/python -m pipelines.replay $(ARGS)
 
 test: $(STAMP) ## run all tests
 	$(BIN)/python -m pytest $(ARGS)

@@ -74,6 +74,16 @@ class LaunchConfig:
             *("--", *overrides),
         ]
 
+    def evaluate(self, run: Path, data: str, days: str) -> list[str]:
+        """Return the command that evaluates the newest checkpoint of `run` on days of a log."""
+        words = (str(run), "--data", data, "--days", days)
+        return [sys.executable, "-m", "trainer.evaluate", *words]
+
+    def compare(self, models: Sequence[Path], data: str, days: str, replicates: int) -> list[str]:
+        """Return the command that compares one or two models on the same days of a log."""
+        words = (*map(str, models), "--data", data, "--days", days, "--replicates", str(replicates))
+        return [sys.executable, "-m", "trainer.compare", *words]
+
     def _python(self) -> list[str]:
         processes = self.topology.partition("x")[2]
         if processes == "1":

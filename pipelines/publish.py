@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: MIT
+"""Published models and the pointer to the one that serves: python -m pipelines.publish DIR.
+
+A model is published whole, under its date, and never changed; the pointer is moved last, in one
+rename, so that whoever follows it sees the old model or the new one. Refused candidates are kept
+with the reason beside them.
+
+  DIR/models/DATE/model.json, checkpoint/   what was published        DIR/serving.json   the pointer
+  DIR/refused/DATE/model.json, checkpoint/  what was refused, and why
+  DIR/models/DATE/withdrawn.json            rolled back: nothing starts from it again
+
+  python -m pipelines.publish DIR                              lists the models
+  python -m pipelines.publish DIR --rollback [--reason TEXT]   serves the model before this one
+
+Exit codes: 0 done; 1 it failed; 2 there is nothing to roll back to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.lock import Lock, LockedError
+from pipelines.tables import table
+from trainer.curves import write_json
+
+MODEL, CHECKPOINT = "model.json", "checkpoint"
+_POINTER, _WITHDRAWN = "serving.json", "withdrawn.json"
+
+
+class Store:
+    """The models below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def models(self, kind: str = "models") -> dict[str, dict[str, Any]]:
+        """Return what is known of each published (or `refused`) model, by date in order."""
+        found = {}
+        for path in sorted((self.folder / kind).glob(f"*/{MODEL}")):
+            if not path.parent.name.startswith("."):
+                model = json.loads(path.read_text(encoding="utf-8"))
+                model["withdrawn"] = (path.parent / _WITHDRAWN).exists()
+                found[path.parent.name] = model
+        return found
+
+    def checkpoint(self, date: str) -> Path:
+        """Return the checkpoint of the model published under `date`."""
+        return self.folder / "models" / date / CHECKPOINT
+
+    def serving(self) -> str:
+        """Return the date of the model that serves, or an empty text."""
+        try:
+            return json.loads((self.folder / _POINTER).read_text(encoding="utf-8"))["model"]
+        except FileNotFoundError:
+            return ""
+        except (ValueError, KeyError) as error:
+            raise ValueError(
+                f"{self.folder / _POINTER}: damaged ({error}); remove it, then publish or roll back"
+            ) from error
+
+    def before(self, date: str) -> str:
+        """Return the date of the newest model before `date` that was not withdrawn, or nothing."""
+        dates = [name for name, model in self.models().items() if not model["withdrawn"]]
+        return max((name for name in dates if name < date), default="")
+
+    def keep(self, kind: str, date: str, checkpoint: Path, model: Mapping[str, Any]) -> Path:
+        """Put a copy of a checkpoint under `kind` (`models` or `refused`) and `date`, whole."""
+        target = self.folder / kind / date
+        partial, old = (target.with_name(f".{date}.{word}") for word in ("partial", "replaced"))
+        for path in (partial, old):
+            shutil.rmtree(path, ignore_errors=True)
+        # Files of a checkpoint never change, so a second name for each is a copy.
+        shutil.copytree(checkpoint, partial / CHECKPOINT, copy_function=_link)
+        write_json(partial / MODEL, {"date": date, **model})
+        if target.exists():
+            target.rename(old)
+        partial.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+        return target
+
+    def point(self, date: str, reason: str) -> None:
+        """Let the model of `date` serve. The last thing that a promotion does."""
+        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        write_json(self.folder / _POINTER, {"model": date, "since": since, "reason": reason})
+
+    def roll_back(self, reason: str) -> str:
+        """Withdraw the serving model and let the one before serve; return its date.
+
+        Raises:
+            ValueError: no model serves, or none was published before it.
+        """
+        current = self.serving()
+        if not current:
+            raise ValueError(f"{self.folder}: no model serves, so there is nothing to roll back")
+        earlier = self.before(current)
+        if not earlier:
+            raise ValueError(f"{self.folder}: no model was published before {current}")
+        self.point(earlier, f"rolled back from {current}: {reason}")
+        path = self.folder / "models" / current / _WITHDRAWN
+        write_json(path, {"reason": reason, "in_favour_of": earlier})
+        return earlier
+
+    def describe(self) -> str:
+        """Return a line a model: date, state, days it was trained through, AUC, reason."""
+        serving, rows = self.serving(), []
+        for kind in ("models", "refused"):
+            for date, model in self.models(kind).items():
+                state = "refused" if kind == "refused" else "published"
+                state = "withdrawn" if model["withdrawn"] else state
+                state = "serving" if kind == "models" and date == serving else state
+                auc = model.get("metrics", {}).get("auc")
+                reasons = "; ".join(model.get("reasons", []))
+                shown = f"{auc:.4f}" if auc is not None else "-"
+                rows.append((date, state, model.get("trained_through", ""), shown, reasons))
+        return table(("date", "state", "trained through", "auc", "reasons"), sorted(rows))
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipelines.publish",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="--output of the nightly pipeline")
+    parser.add_argument("--rollback", action="store_true", help="serve the model before this one")
+    parser.add_argument("--reason", default="by hand", help="noted beside the model")
+    options = parser.parse_args(arguments)
+    store = Store(options.folder)
+    try:
+        if options.rollback:
+            with Lock(options.folder):
+                print(f"serving: {store.roll_back(options.reason)}")
+        print(store.describe())
+    except (ValueError, LockedError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: MIT
+"""Run a pipeline by date: python -m pipelines.run PIPELINE [--date D] [--from STAGE] [--dry-run].
+
+It prints the plan first (what is done, what will be made and why), the stages' progress while they
+run, and a summary last. Running it again skips what is done, resumes what was begun and makes anew
+what has changed. `python -m pipelines.run PIPELINE --help` lists a pipeline's own options.
+
+Exit codes: 0 everything is made; 1 a stage failed; 2 the options, the configuration or the data are
+wrong; 3 a gate refused the candidate; 4 the day is not ready, or nothing is new; 5 another run of
+the same date is going on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pipelines import epochs, nightly, stage
+from pipelines.lock import EXPIRY_SECONDS, Lock, LockedError
+from pipelines.stage import NotReadyError, Pipeline, StageError, Step
+from pipelines.tables import table
+
+DONE, FAILED, WRONG, REFUSED, NOT_READY, LOCKED = range(6)
+
+
+class Module(Protocol):
+    """What a module of PIPELINES has."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None: ...  # noqa: D102
+    def build(self, options: argparse.Namespace) -> Pipeline: ...  # noqa: D102
+
+
+PIPELINES: dict[str, Module] = {"epochs": epochs, "nightly": nightly}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a stage ended: `skipped` (it was done), `made`, `failed` or `not run`."""
+
+    name: str
+    state: str
+    seconds: float = 0.0
+    note: str = ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        pipeline = PIPELINES[options.pipeline].build(options)
+        if options.dry_run:
+            print(plan_table(stage.plan(pipeline.stages, pipeline.folder, options.first)))
+            return DONE
+        with Lock(pipeline.folder, options.lock_seconds) as lock:
+            return run(pipeline, lock, options.first)
+    except Exception as error:
+        return _explain(error)
+
+
+def run(pipeline: Pipeline, lock: Lock, first: str = "") -> int:
+    """Make what is not done, and all from stage `first` on if given; return the exit code.
+
+    Raises:
+        ValueError: no stage is called `first`.
+    """
+    stages, folder = pipeline.stages, pipeline.folder
+    stage.recover(folder, [one.name for one in stages])
+    steps = stage.plan(stages, folder, first)
+    print(plan_table(steps), flush=True)
+    outcomes: list[Outcome] = []
+    metrics: dict[str, Any] = {}
+    code = DONE
+    for number, step in enumerate(steps, 1):
+        name, started = step.stage.name, time.monotonic()
+        if step.will != "done":
+            print(f"\n[{number}/{len(steps)}] {name}", flush=True)
+        try:
+            made, manifest = stage.make(step.stage, folder, lock, _say, anew=name == first)
+        except Exception as error:
+            code = _explain(error, name)
+            seconds, note = time.monotonic() - started, " ".join(str(error).split())
+            outcomes.append(Outcome(name=name, state="failed", seconds=seconds, note=note))
+            break
+        metrics[name] = manifest["metrics"]
+        note = str(metrics[name].get("skipped") or metrics[name].get("summary") or "")
+        state, seconds = ("made", time.monotonic() - started) if made else ("skipped", 0.0)
+        outcomes.append(Outcome(name=name, state=state, seconds=seconds, note=note))
+    left = [Outcome(name=one.name, state="not run") for one in stages[len(outcomes) :]]
+    print(f"\n{summary_table([*outcomes, *left])}", flush=True)
+    return pipeline.conclude(metrics) if code == DONE else code
+
+
+def plan_table(steps: Sequence[Step]) -> str:
+    """Return what will be done with each stage, a line each."""
+    rows = [(step.stage.name, step.will, step.why) for step in steps]
+    return table(("stage", "plan", "why"), rows)
+
+
+def summary_table(outcomes: Sequence[Outcome]) -> str:
+    """Return what was done with each stage, a line each."""
+    rows = [(one.name, one.state, f"{one.seconds:.1f} s", one.note) for one in outcomes]
+    return table(("stage", "result", "time", ""), rows)
+
+
+def _say(line: str) -> None:
+    print(f"  {line}", flush=True)
+
+
+def _explain(error: Exception, where: str = "") -> int:
+    """Print an error, with its trace if it does not explain itself; return the exit code."""
+    codes: list[tuple[type[Exception], int]] = [
+        (LockedError, LOCKED),
+        (NotReadyError, NOT_READY),
+        (ValueError, WRONG),
+        (StageError, FAILED),
+        (OSError, FAILED),
+    ]
+    place = f"{where}: " if where else ""
+    for kind, code in codes:
+        if isinstance(error, kind):
+            print(f"error: {place}{error}", file=sys.stderr, flush=True)
+            return code
+    print(f"{place}{''.join(traceback.format_exception(error))}", file=sys.stderr, flush=True)
+    return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipelines.run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparsers = parser.add_subparsers(dest="pipeline", required=True, metavar="PIPELINE")
+    for name, module in PIPELINES.items():
+        summary = (getattr(module, "__doc__", None) or "").partition("\n")[0]
+        sub = subparsers.add_parser(name, help=summary, description=summary)
+        add = sub.add_argument
+        add("--from", dest="first", default="", metavar="STAGE", help="make this stage anew, too")
+        add("--dry-run", action="store_true", help="print the plan and do nothing")
+        seconds = f"after which a dead run's lock is void (default: {EXPIRY_SECONDS:.0f})"
+        add("--lock-seconds", type=float, default=EXPIRY_SECONDS, metavar="S", help=seconds)
+        module.add_options(sub)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: MIT
+"""Nights: which days are new, what the gates say, that the pointer moves last and can go back."""
+
+import itertools
+import json
+import shutil
+import sys
+from typing import Any
+
+import pytest
+
+from pipelines import publish, run
+from pipelines.clicks import ClickConfig
+from pipelines.gates import GateConfig
+from pipelines.launch import LaunchConfig
+from pipelines.lock import Lock
+from pipelines.publish import Store
+from pipelines.synthesize import SynthesisConfig, synthesize
+
+DAYS = [f"2026-01-0{day}" for day in range(1, 6)]
+GOOD = {"auc": 0.7, "gauc": 0.6, "logloss": 0.3, "calibration": 1.1, "rows": 5000.0}
+SAME = {"difference": 0.0, "interval": [-0.01, 0.01]}
+WORSE = {"difference": -0.02, "interval": [-0.03, -0.01]}
+TRAINER = """
+import json, pathlib, sys
+words = sys.argv[1:]
+output = pathlib.Path(words[words.index("--output") + 1])
+checkpoint = output / "checkpoints/step-1"
+checkpoint.mkdir(parents=True)
+for path in (checkpoint / "manifest.json", output / "metrics.json"):
+    path.write_text(json.dumps({"auc": 0.7, "words": words}))
+"""
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("log")
+    clicks = ClickConfig(num_users=50, num_items=60)
+    synthesize(folder, SynthesisConfig(days=5, rows_per_day=100, clicks=clicks))
+    return folder
+
+
+@pytest.fixture
+def logs(log, tmp_path):
+    return shutil.copytree(log, tmp_path / "logs")
+
+
+@pytest.fixture
+def night(logs, tmp_path, monkeypatch):
+    """Return a function that runs a night whose comparison has the given answer."""
+    started = []
+
+    def run_night(date, *words, candidate=GOOD, auc=SAME, drift=0.1):
+        def train(self, recipe, output, overrides):
+            started.append("train")
+            return [sys.executable, "-c", TRAINER, recipe, "--output", str(output), *overrides]
+
+        def compare(self, models, data, days, replicates):
+            started.append(f"compare {len(models)} on {days}")
+            found: dict[str, Any] = {"models": [candidate, GOOD][: len(models)]}
+            if len(models) > 1:
+                found["differences"] = {"auc": auc, "logloss": SAME, "drift": drift}
+            return [sys.executable, "-c", f"print({json.dumps(found)!r})"]
+
+        monkeypatch.setattr(LaunchConfig, "train", train)
+        monkeypatch.setattr(LaunchConfig, "compare", compare)
+        started.clear()
+        options = ["--recipe", "dlrm.demo", "--data", str(logs), "--output", str(tmp_path / "out")]
+        code = run.main(["nightly", "--date", date, *options, "--retries", "0", *words])
+        return code, list(started)
+
+    return run_night
+
+
+def trained_on(tmp_path, date):
+    words = json.loads((tmp_path / f"out/nights/{date}/candidate/run/metrics.json").read_text())
+    words = words["words"]
+    parts = dict(itertools.pairwise(words))
+    return parts["--data.train-days"], parts.get("--inherit.path")
+
+
+def test_nights_follow_each_other_and_a_night_run_again_does_nothing(night, tmp_path, capsys):
+    store = Store(tmp_path / "out")
+    assert night(DAYS[2]) == (0, ["train", f"compare 1 on {DAYS[2]}"])
+    assert trained_on(tmp_path, DAYS[2]) == (f"{DAYS[0]}:{DAYS[1]}", None)
+    assert night(DAYS[3]) == (0, ["train", f"compare 2 on {DAYS[3]}"])
+    base = str(store.checkpoint(DAYS[2]))
+    assert trained_on(tmp_path, DAYS[3]) == (f"{DAYS[2]}:{DAYS[2]}", base)
+    assert store.serving() == DAYS[3]
+    before = (tmp_path / "out/serving.json").read_bytes()
+    assert night(DAYS[3]) == (0, [])
+    assert night(DAYS[2]) == (0, [])
+    assert (tmp_path / "out/serving.json").read_bytes() == before
+    assert f"{DAYS[3]} serves" in capsys.readouterr().out
+
+
+def test_a_refused_candidate_is_kept_with_the_reason_and_the_old_model_serves(
+    night, tmp_path, capsys
+):
+    store = Store(tmp_path / "out")
+    night(DAYS[2])
+    code, _ = night(DAYS[3], auc=WORSE, drift=0.9)
+    assert code == run.REFUSED
+    said = capsys.readouterr().out
+    assert "refused: loss of auc (difference -0.02000, 95 % [-0.03000, -0.01000]) is 0.01" in said
+    assert "refused: drift of predictions is 0.90000, above max_drift 0.5" in said
+    assert store.serving() == DAYS[2]
+    (reasons,) = [model["reasons"] for model in store.models("refused").values()]
+    assert len(reasons) == 2
+    assert (tmp_path / f"out/refused/{DAYS[3]}/checkpoint/manifest.json").is_file()
+    # The next night starts from the model that serves and trains on the refused night's day too.
+    assert night(DAYS[4])[0] == 0
+    base = str(store.checkpoint(DAYS[2]))
+    assert trained_on(tmp_path, DAYS[4]) == (f"{DAYS[2]}:{DAYS[3]}", base)
+    assert store.serving() == DAYS[4]
+
+
+def test_other_thresholds_ask_the_gates_again_and_train_nothing(night, tmp_path):
+    night(DAYS[2])
+    assert night(DAYS[3], auc=WORSE)[0] == run.REFUSED
+    assert night(DAYS[3], "--gate-max-auc-loss", "0.05", auc=WORSE) == (0, [])
+    assert Store(tmp_path / "out").serving() == DAYS[3]
+
+
+def test_one_command_rolls_back_and_the_withdrawn_model_is_no_base(night, tmp_path, capsys):
+    for day in DAYS[2:4]:
+        night(day)
+    assert publish.main([str(tmp_path / "out"), "--rollback", "--reason", "clicks fell"]) == 0
+    store = Store(tmp_path / "out")
+    assert store.serving() == DAYS[2]
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(f"{DAYS[3]}  withdrawn") for line in lines)
+    assert night(DAYS[4])[0] == 0
+    assert trained_on(tmp_path, DAYS[4])[1] == str(store.checkpoint(DAYS[2]))
+    assert publish.main([str(tmp_path / "out"), "--rollback"]) == 0
+    assert publish.main([str(tmp_path / "out"), "--rollback"]) == 2
+    assert "no model was published before" in capsys.readouterr().err
+
+
+def test_a_late_night_does_not_take_the_place_of_a_newer_model(night, tmp_path):
+    night(DAYS[4])
+    assert night(DAYS[3])[0] == 0
+    store = Store(tmp_path / "out")
+    assert list(store.models()) == DAYS[3:]
+    assert store.serving() == DAYS[4]
+
+
+def test_days_that_changed_are_trained_on_again(night, logs, tmp_path):
+    night(DAYS[2])
+    shutil.copy(
+        next((logs / f"dt={DAYS[0]}").glob("*.parquet")), logs / f"dt={DAYS[0]}/late.parquet"
+    )
+    assert night(DAYS[2])[1] == ["train", f"compare 1 on {DAYS[2]}"]
+
+
+def test_a_day_that_is_not_ready_and_a_gap_end_with_code_4(night, logs, capsys):
+    assert night("2026-01-09") == (run.NOT_READY, [])
+    assert f"2026-01-09 is not ready in {logs} (ready: {DAYS[0]} to {DAYS[4]}" in (
+        capsys.readouterr().err
+    )
+    assert night(DAYS[0])[0] == run.NOT_READY
+    assert f"no day before {DAYS[0]} is new" in capsys.readouterr().err
+    (logs / f"dt={DAYS[1]}/_manifest.json").unlink()
+    assert night(DAYS[3])[0] == run.NOT_READY
+    assert f"1 days before {DAYS[3]} are not ready, the first is {DAYS[1]}" in (
+        capsys.readouterr().err
+    )
+    assert night(DAYS[3], "--allow-gaps")[0] == 0
+
+
+def test_a_column_that_was_dropped_is_named_before_training(night, logs, capsys):
+    import pyarrow.parquet as pq
+
+    path = next((logs / f"dt={DAYS[1]}").glob("*.parquet"))
+    pq.write_table(pq.ParquetFile(path).read().drop_columns(["item_id"]), path)
+    assert night(DAYS[2]) == (run.WRONG, [])
+    assert "item_id" in capsys.readouterr().err
+
+
+def test_a_night_that_is_going_on_elsewhere_ends_with_code_5(night, tmp_path, capsys):
+    with Lock(tmp_path / f"out/nights/{DAYS[2]}"):
+        assert night(DAYS[2]) == (run.LOCKED, [])
+    assert "works here since" in capsys.readouterr().err
+
+
+def test_a_night_that_dies_between_publishing_and_pointing_is_finished_by_the_next_attempt(
+    night, tmp_path, monkeypatch
+):
+    night(DAYS[2])
+    with monkeypatch.context() as patch:
+
+        def crash(*_):
+            raise OSError("disk full")
+
+        patch.setattr(Store, "point", crash)
+        assert night(DAYS[3])[0] == run.FAILED
+    store = Store(tmp_path / "out")
+    assert store.serving() == DAYS[2]
+    assert night(DAYS[3]) == (0, [])
+    assert store.serving() == DAYS[3]
+
+
+def test_gates_refuse_what_is_bad_or_unknown_and_nothing_else():
+    gate = GateConfig()
+    assert gate.reasons(GOOD, None, None) == []
+    difference = {"auc": SAME, "logloss": SAME, "drift": 0.1}
+    assert gate.reasons(GOOD, GOOD, difference) == []
+    for change, expected in (
+        ({"rows": 999.0}, "rows is 999, below min_rows 1000"),
+        ({"auc": None}, "auc is not known (min_auc 0.5)"),
+        ({"auc": 0.49}, "auc is 0.49, below min_auc 0.5"),
+        ({"calibration": 1.3}, "calibration error is 0.30000, above max_calibration_error 0.25"),
+        ({"nonfinite_predictions": 3.0}, "3 predictions are not finite"),
+    ):
+        assert gate.reasons({**GOOD, **change}, None, None) == [expected]
+    (reason,) = gate.reasons({**GOOD, "gauc": 0.5}, GOOD, difference)
+    assert reason == "loss of gauc is 0.10000, above max_gauc_loss 0.01"
+    unsure = {**difference, "auc": {"difference": -0.004, "interval": [-0.009, 0.001]}}
+    assert gate.reasons(GOOD, GOOD, unsure) == []
+    (reason,) = GateConfig(strict=True).reasons(GOOD, GOOD, unsure)
+    assert "is 0.00400, above max_auc_loss 0.002" in reason
+    (reason,) = gate.reasons(
+        GOOD, GOOD, {**difference, "auc": {"difference": None, "interval": [None, None]}}
+    )
+    assert reason == "loss of auc is not known (max_auc_loss 0.002)"
+    with pytest.raises(ValueError, match="gate max_drift: expected a number >= 0"):
+        GateConfig(max_drift=-1.0)

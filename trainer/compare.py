@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: MIT
+"""Compare models on the same rows: python -m trainer.compare A [B] --data PATH --days FIRST:LAST.
+
+A and B are checkpoints or runs' folders. Both predict every row of the same days; the answer, as
+JSON on standard output, holds the metrics of each, the differences A - B with bootstrap intervals,
+and how far the predictions moved. Rows of one user are drawn together (a user's rows are not
+independent), the same for both models, so that an interval is about their difference and not about
+which rows there are. One process; rows are kept in memory, 24 bytes each and model.
+
+Bootstrap: each replicate gives every user a Poisson(1) weight (Chamandy et al., 2012), which needs
+no draw of indices and leaves the rows' order, sorted once by score, in place.
+
+Shapes: N rows, of the first label; M replicates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainer import checkpoint
+from trainer.config import config_from_dict
+from trainer.curves import json_ready
+from trainer.failures import exit_code
+from trainer.manifest import RUN, read_manifest
+from trainer.metrics import Metrics
+from trainer.parallelize import Pipeline
+from trainer.policies import resolve
+from trainer.runtime import Runtime, start
+
+Floats = NDArray[np.float64]
+_EPSILON = 2.0**-23
+_LEVEL = (2.5, 97.5)
+
+
+class Rows(NamedTuple):
+    """Predictions, labels, weights and users' numbers of N rows."""
+
+    scores: Floats
+    labels: Floats
+    weights: Floats
+    users: NDArray[np.int64]
+
+
+def compare(first: Rows, second: Rows, replicates: int, seed: int = 0) -> dict[str, Any]:
+    """Return differences `first` - `second` with 95 % intervals, and how far predictions moved.
+
+    Raises:
+        ValueError: the two are not of the same rows.
+    """
+    same = len(first.labels) == len(second.labels) and all(
+        np.array_equal(getattr(first, name), getattr(second, name))
+        for name in ("labels", "weights", "users")
+    )
+    if not same:
+        raise ValueError(
+            f"compare: the models predict different rows ({len(first.labels):,} and "
+            f"{len(second.labels):,}); their schemas must name the same label, weight and user"
+        )
+    random = np.random.default_rng(seed)
+    _, clusters = np.unique(first.users, return_inverse=True)
+    orders = [order(rows.scores) for rows in (first, second)]
+    losses = [log_losses(rows) for rows in (first, second)]
+    draws = []
+    for number in range(replicates + 1):
+        drawn = random.poisson(1.0, clusters.max() + 1)[clusters] if number else 1.0
+        weights = first.weights * drawn
+        areas = [area(weights, first.labels, *one) for one in orders]
+        means = [float((weights * loss).sum() / max(weights.sum(), 1e-12)) for loss in losses]
+        draws.append((areas[0] - areas[1], means[0] - means[1]))
+    found = np.array(draws)
+    result = {}
+    for column, name in enumerate(("auc", "logloss")):
+        drawn = found[1:, column][np.isfinite(found[1:, column])]
+        interval = np.percentile(drawn, _LEVEL).tolist() if len(drawn) else [np.nan, np.nan]
+        result[name] = {"difference": float(found[0, column]), "interval": interval}
+    moved = np.abs(first.scores - second.scores)
+    return {**result, "drift": drift(first, second), "mean_move": float(moved.mean())}
+
+
+def order(scores: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return what sorts (N,) scores, and where in that order each run of equals starts."""
+    by_score = np.argsort(scores, kind="stable")
+    ordered = scores[by_score]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    return by_score, starts
+
+
+def area(
+    weights: Floats, labels: Floats, by_score: NDArray[np.int64], starts: NDArray[np.int64]
+) -> float:
+    """Return the weighted area under the ROC curve, ties counted half; NaN without both classes."""
+    ordered = weights[by_score]
+    positive = np.add.reduceat(ordered * labels[by_score], starts)
+    negative = np.add.reduceat(ordered * (1 - labels[by_score]), starts)
+    below = np.cumsum(negative) - negative / 2
+    total = positive.sum() * negative.sum()
+    return float((positive * below).sum() / total) if total else float("nan")
+
+
+def log_losses(rows: Rows) -> Floats:
+    """Return the cross-entropy of each row, in nats."""
+    clipped = np.clip(rows.scores, _EPSILON, 1 - _EPSILON)
+    return -rows.labels * np.log(clipped) - (1 - rows.labels) * np.log1p(-clipped)
+
+
+def drift(first: Rows, second: Rows, num_bins: int = 10) -> float:
+    """Return the population stability index of `first`'s predictions against `second`'s.
+
+    Sum over bins of (p - q) ln(p / q), the bins holding equal shares of `second`'s.
+    """
+    edges = np.unique(np.quantile(second.scores, np.linspace(0, 1, num_bins + 1)[1:-1]))
+    shares = [
+        np.bincount(np.searchsorted(edges, rows.scores, side="right"), minlength=len(edges) + 1)
+        for rows in (first, second)
+    ]
+    p, q = ((counts + 0.5) / (counts.sum() + 0.5 * len(counts)) for counts in shares)
+    return float(((p - q) * np.log(p / q)).sum())
+
+
+def predict(path: Path, data: str, days: str, runtime: Runtime) -> tuple[dict[str, Any], Rows]:
+    """Return the metrics of the model at `path` on days of a log, and its predictions.
+
+    Raises:
+        ValueError: no checkpoint there, or data that does not fit its schema.
+    """
+    from trainer.loop import build_parallel, open_loader
+
+    manifest = read_manifest(path, RUN)
+    config = config_from_dict(manifest["config"])
+    log = dataclasses.replace(
+        config.data, path=data, test_path="", test_days=days, test_rows="", schema=""
+    )
+    config = dataclasses.replace(config, data=log)
+    loader = open_loader(config, runtime, train=False)
+    parallel = build_parallel(config, runtime)
+    tensors: dict[str, Any] = {"model": parallel.module.state_dict()}
+    checkpoint.load(tensors, path)
+    parallel.module.load_state_dict(tensors["model"])
+    optimizer = config.dense.build(parallel.dense_parameters)
+    precision = config.precision.build(parallel.model, optimizer, runtime.group)
+    pipeline = Pipeline(parallel, optimizer, precision, runtime.device)
+    metrics = Metrics(
+        [label.name for label in config.schema.labels], grouped=bool(config.schema.user)
+    )
+    parts: list[tuple[torch.Tensor, ...]] = []
+    parallel.module.eval()
+    batches = iter(loader)
+    with torch.no_grad():
+        while True:
+            try:
+                found = pipeline.progress(batches)
+            except StopIteration:
+                break
+            kept = slice(found.num_examples)
+            part = tuple(
+                getattr(found, name)[kept]
+                for name in ("probabilities", "labels", "weights", "groups")
+            )
+            metrics.update(*part)
+            parts.append(tuple(value.cpu() for value in part))
+    loader.close()
+    values = metrics.compute()
+    scores, labels, weights, users = (torch.cat(one).numpy() for one in zip(*parts, strict=True))
+    counts = weights[:, 0] > 0
+    first = [one[counts, 0].astype(np.float64) for one in (scores, labels, weights)]
+    rows = Rows(scores=first[0], labels=first[1], weights=first[2], users=users[counts])
+    if not config.schema.user:
+        rows = rows._replace(users=np.arange(len(rows.scores)))
+    return values, rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.compare", description="Compare models; JSON on stdout."
+    )
+    add = parser.add_argument
+    add("models", nargs="+", type=Path, metavar="MODEL", help="one or two checkpoints or runs")
+    add("--data", required=True, help="the log's folder or file")
+    add("--days", default="", help="FIRST:LAST or DAY; default: all rows")
+    add("--replicates", type=int, default=200, help="of the bootstrap (default: 200)")
+    options = parser.parse_args(arguments)
+
+    def work() -> None:
+        if len(options.models) > 2:
+            raise ValueError(f"expected one or two models, got {len(options.models)}")
+        paths = [resolve(path) for path in options.models]
+        runtime = start()
+        found = [predict(path, options.data, options.days, runtime) for path in paths]
+        answer: dict[str, Any] = {"models": [metrics for metrics, _ in found]}
+        for _, rows in found[1:]:
+            answer["differences"] = compare(found[0][1], rows, options.replicates)
+        print(json.dumps(json_ready(answer)), flush=True)
+        runtime.stop()
+
+    return exit_code(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
