@@ -28,7 +28,8 @@ Parts = dict[tuple[str, int, int], Tensor]
 
 def _all(kind: Any, optimizer: str = "rowwise_adagrad") -> Recipe:
     sparse = SparseOptimizerConfig(kind=optimizer, learning_rate=0.1)  # type: ignore
-    return Recipe(sharding=ShardingConfig(tables=dict.fromkeys(NAMES, kind)), sparse=sparse)
+    tables = {name: kind for name in NAMES}
+    return Recipe(sharding=ShardingConfig(tables=tables), sparse=sparse)
 
 
 def _step(session: Session, number: int) -> None:
