@@ -11,13 +11,15 @@ tables on a hundred ranks. Here a way of sharding has a closed form that is alik
 
 Tables are then placed largest cost first on the rank that has least to do and has room (Graham's
 rule: at most 4/3 of the best makespan), for several limits of what may stay whole; the attempt with
-the least busy busiest rank wins. Everything is arithmetic, so all ranks find the same plan.
+the least busy busiest rank wins, and among those nearly alike the one whose fullest rank holds
+least. Everything is arithmetic, so all ranks find the same plan.
 
 Shapes: B examples per rank, R ranks, L ranks of a machine, E rows and D columns of a table.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -131,11 +133,14 @@ def place(loads: Sequence[TableLoad], machines: Machines) -> list[Place]:
     for chosen in _proposals(choices, fair, machines.capacity_bytes):
         places, busy = _assign(loads, chosen, machines)
         groups = {(load.module, p.way.kind) for load, p in zip(loads, places, strict=True)}
+        busiest = float(busy.max()) + _GROUP_MS * len(groups)
         score = (
             sum(not p.fits for p in places),
             sum(p.spilled for p in places),
-            float(busy.max()) + _GROUP_MS * len(groups),
-            float(busy.sum()),
+            # Of times that are equal but for some percent, the one that spreads memory better.
+            round(math.log(busiest, 1.05)),
+            max(usage(places, machines)[0]),
+            busiest,
         )
         if best is None or score < best[0]:
             best = score, places
