@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Nights: which days are new, what the gates say, that the pointer moves last and can go back."""
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -16,6 +17,9 @@ from pipelines.launch import LaunchConfig
 from pipelines.lock import Lock
 from pipelines.publish import Store
 from pipelines.synthesize import SynthesisConfig, synthesize
+from tests.support import runs
+from trainer.config import apply_overrides, load_recipe
+from trainer.policies import resolve
 
 DAYS = [f"2026-01-0{day}" for day in range(1, 6)]
 GOOD = {"auc": 0.7, "gauc": 0.6, "logloss": 0.3, "calibration": 1.1, "rows": 5000.0}
@@ -225,3 +229,33 @@ def test_gates_refuse_what_is_bad_or_unknown_and_nothing_else():
     assert reason == "loss of auc is not known (max_auc_loss 0.002)"
     with pytest.raises(ValueError, match="gate max_drift: expected a number >= 0"):
         GateConfig(max_drift=-1.0)
+
+
+@pytest.mark.launch
+def test_a_real_night_on_two_ranks_goes_on_from_a_model_of_one(logs, processes, tmp_path):
+    settings = ["--loader.batch-size", "32", "--log.mode", "quiet"]
+    recipe = apply_overrides(load_recipe("dlrm.demo"), settings)
+    data = dataclasses.replace(
+        recipe.data, path=str(logs), train_days=f"{DAYS[0]}:{DAYS[1]}", test_days=DAYS[2]
+    )
+    before = dataclasses.replace(recipe, data=data)
+    processes.run(runs.train, before, tmp_path / "before", world_size=1)
+    store = Store(tmp_path / "out")
+    model = {"trained_through": DAYS[1], "metrics": {}}
+    store.keep("models", DAYS[2], resolve(tmp_path / "before"), model)
+    words = ["--recipe", "dlrm.demo", "--data", str(logs), "--output", str(tmp_path / "out")]
+    words += ["--gate-min-rows", "101", "-j", "1x2", "--", *settings]
+    assert run.main(["nightly", "--date", DAYS[3], *words]) == run.REFUSED
+    night = tmp_path / "out/nights" / DAYS[3]
+    found = json.loads((night / "evaluation/comparison.json").read_text())
+    metrics = json.loads((night / "candidate/run/metrics.json").read_text())
+    assert metrics["world_size"] == 2
+    # On another number of ranks the same checkpoint predicts the same.
+    assert found["models"][0]["auc"] == pytest.approx(metrics["auc"], abs=1e-6)
+    assert found["models"][0]["rows"] == found["models"][1]["rows"] == 100
+    low, high = found["differences"]["auc"]["interval"]
+    assert low <= high
+    sources = json.loads((night / "candidate/run/inherit.json").read_text())["sources"]
+    assert sources["embeddings"] == str(store.checkpoint(DAYS[2]))
+    assert sources["data_position"] == "fresh"
+    assert "rows is 100, below min_rows 101" in store.models("refused")[DAYS[3]]["reasons"]
