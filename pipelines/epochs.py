@@ -34,7 +34,8 @@ POLICIES = ("progressive", "naive")
 class EpochsConfig:
     """What to train and how to choose.
 
-    overrides: settings of the recipe, as words. train, valid, test: words that choose rows.
+    overrides: settings of the recipe, as words. train, warmup, valid: words that choose rows.
+    test_days, test_path: what the chosen epoch is tested on; both empty: nothing.
     has_warmup: whether the tower has a warm-up form of its own.
     """
 
@@ -45,6 +46,7 @@ class EpochsConfig:
     warmup: tuple[str, ...]
     valid: tuple[str, ...]
     test_days: str
+    test_path: str
     has_warmup: bool
     epochs: int
     policies: tuple[str, ...]
@@ -77,8 +79,8 @@ class EpochsConfig:
                 before.append(name)
             names += before[1:]
         stages.append(Stage(make=choice, inputs=tuple(names), config={"metric": self.metric}))
-        if self.test_days:
-            config = {"test_days": self.test_days}
+        if self.test_days or self.test_path:
+            config = {"test_days": self.test_days, "test_path": self.test_path}
             inputs = ("choice", *names)
             stages.append(stage("test", make=self.test, inputs=inputs, config=config))
         return stages
@@ -113,7 +115,7 @@ class EpochsConfig:
     def test(self, work: Work) -> dict[str, Any]:
         """Evaluate the chosen epoch on the test days."""
         run = work.inputs[work.metrics["choice"]["best"]] / RUN
-        command = self.launch.evaluate(run, self.data, self.test_days)
+        command = self.launch.evaluate(run, self.test_path or self.data, self.test_days)
         answer = self.launch.start(command, work.folder / launch.LOG, work.say, answers=True)
         metrics = json.loads(answer)
         (work.folder / "metrics.json").write_text(answer, encoding="utf-8")
@@ -211,6 +213,7 @@ def build(options: argparse.Namespace) -> Pipeline:
         warmup=warmup,
         valid=valid,
         test_days=data.test_days,
+        test_path=data.test_path,
         has_warmup=config.spatial_warmup > 0,
         epochs=options.epochs,
         policies=tuple(options.policies) if options.epochs > 1 else (),
@@ -244,13 +247,15 @@ def split(
                 f"{inside or 'none'} of {data.path}; set --data.train-days or --valid-days"
             )
         train = ("--data.train-days", f"{kept[0]}:{kept[-1]}")
-        return train, (*train, "--data.train-rows", f"0:{share:g}"), ("--data.test-days", held)
+        valid = ("--data.test-days", held, "--data.test-path", "")
+        return train, (*train, "--data.train-rows", f"0:{share:g}"), valid
     low, _, high = (data.train_rows or "0:1").partition(":")
     start, stop = float(low or 0), float(high or 1)
     cut = stop - 0.1 * (stop - start)
     train = ("--data.train-rows", f"{start:g}:{cut:g}")
     rows = f"{start:g}:{start + share * (cut - start):g}"
-    return train, ("--data.train-rows", rows), ("--data.test-rows", f"{cut:g}:{stop:g}")
+    valid = ("--data.test-rows", f"{cut:g}:{stop:g}", "--data.test-path", "")
+    return train, ("--data.train-rows", rows), valid
 
 
 def conclude(metrics: Mapping[str, Mapping[str, Any]]) -> int:

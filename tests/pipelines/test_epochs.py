@@ -10,7 +10,7 @@ import pytest
 from pipelines import epochs, run
 from pipelines.launch import LaunchConfig
 from pipelines.stage import StageError
-from trainer.config import DataConfig
+from trainer.config import DataConfig, apply_overrides, load_recipe
 
 DAYS = [f"2026-01-0{day}" for day in range(1, 5)]
 # Stands in for the trainer: notes its words, writes metrics that get worse after epoch 2.
@@ -126,7 +126,10 @@ def test_a_log_without_days_keeps_its_last_training_rows_for_the_choice():
     train, warmup, valid = epochs.split(data, [], "", 0.05)
     assert train == ("--data.train-rows", "0:0.72")
     assert warmup == ("--data.train-rows", "0:0.036")
-    assert valid == ("--data.test-rows", "0.72:0.8")
+    assert valid == ("--data.test-rows", "0.72:0.8", "--data.test-path", "")
+    words = [*train, *valid, "--data.path", "log", "--data.test-days", ""]
+    config = apply_overrides(load_recipe("dlrm.criteo"), words)
+    assert (config.data.test_rows, config.data.test_path) == ("0.72:0.8", "")
 
 
 def start(tmp_path, script, **settings):
