@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainer import checkpoint
+from trainer.build import build_parallel, open_loader
 from trainer.config import config_from_dict
 from trainer.curves import json_ready
 from trainer.failures import exit_code
@@ -133,8 +134,6 @@ def predict(path: Path, data: str, days: str, runtime: Runtime) -> tuple[dict[st
     Raises:
         ValueError: no checkpoint there, or data that does not fit its schema.
     """
-    from trainer.loop import build_parallel, open_loader
-
     manifest = read_manifest(path, RUN)
     config = config_from_dict(manifest["config"])
     log = dataclasses.replace(

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from trainer import checkpoint
+from trainer.build import build_parallel, open_loader
 from trainer.config import TrainConfig, config_from_dict
 from trainer.curves import json_ready
 from trainer.data.loader import Loader
@@ -105,8 +106,6 @@ def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> d
     Raises:
         ValueError: no checkpoint there, or data that does not fit its schema.
     """
-    from trainer.loop import build_parallel, open_loader
-
     manifest = read_manifest(path, RUN)
     try:
         config = config_from_dict(manifest["config"])

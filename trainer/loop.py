@@ -6,27 +6,23 @@ Shapes: B examples per rank, K tasks, R ranks.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from embeddings.plans import KEY
 from embeddings.sharding import check_plan
 from models.batch import Batch
-from models.ranking import RankingModel
 from models.specformer import SpecFormer
 from trainer import checkpoint
 from trainer.alarms import LabelWeights
+from trainer.build import build_parallel, open_loader
 from trainer.config import TrainConfig, to_dict
 from trainer.curves import truncate, write_json
-from trainer.data.loader import Loader
-from trainer.data.parquet import LogFile, check_families, discover, keep_rows
-from trainer.days import check_overlap, parse_days, parse_rows
+from trainer.data.parquet import LogFile, check_families
+from trainer.days import check_overlap
 from trainer.evaluate import evaluate
 from trainer.failures import exit_code
 from trainer.inherit import Inherited, check_sources, inherit
@@ -34,16 +30,8 @@ from trainer.manifest import RUN, prune, read_manifest
 from trainer.memory import check_tables
 from trainer.metrics import undefined
 from trainer.optimizer import learning_rates
-from trainer.parallelize import Parallel, Pipeline, parallelize
-from trainer.run_folder import (
-    CHECKPOINTS,
-    CONFIG,
-    EVALUATIONS,
-    INHERITED,
-    METRICS,
-    RANKS,
-    claim,
-)
+from trainer.parallelize import Pipeline
+from trainer.run_folder import CHECKPOINTS, CONFIG, EVALUATIONS, INHERITED, METRICS, RANKS, claim
 from trainer.runtime import RunError, Runtime, start
 from trainer.state import TrainState
 from trainer.telemetry import StepReport
@@ -292,37 +280,6 @@ class Trainer:
         self.wait_seconds = manifest["wait_seconds"]
         self.ranks = [record for record in manifest["ranks"] if record["step"] < self.step]
         self.epoch_start = self.step - self.train_loader.step
-
-
-def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:
-    """Return the loader of the training or test rows of this rank.
-
-    Raises:
-        ValueError: no path, no rows, or files that do not fit the schema.
-    """
-    data = config.data
-    if not data.path:
-        raise ValueError(
-            "data.path: expected the log's folder or file, got none; pass --data.path PATH"
-        )
-    name = "train" if train else "test"
-    path = data.path if train else data.test_path or data.path
-    loader = config.loader if train else dataclasses.replace(config.loader, order="none")
-    files = discover(path, parse_days(getattr(data, f"{name}_days")), config.schema)
-    shares = parse_rows(getattr(data, f"{name}_rows"))
-    return loader.build(
-        files if shares == (0.0, 1.0) else keep_rows(files, shares),
-        config.schema,
-        rank=runtime.rank,
-        world_size=runtime.world_size,
-        seed=config.runtime.seed,
-    )
-
-
-def build_parallel(config: TrainConfig, runtime: Runtime) -> Parallel:
-    """Build the model alike on all ranks and distribute it."""
-    model = RankingModel(config.schema, config.model, torch.device("meta"), config.runtime.seed)
-    return parallelize(model, config.parallel, config.sparse, runtime, config.loader.batch_size)
 
 
 def run(config: TrainConfig, output: Path) -> int:

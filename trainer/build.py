@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: MIT
+"""What a configuration becomes on this rank: its loaders and its distributed model.
+
+Training, evaluation and comparison build both here, so that they cannot differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from models.ranking import RankingModel
+from trainer.config import TrainConfig
+from trainer.data.loader import Loader
+from trainer.data.parquet import discover, keep_rows
+from trainer.days import parse_days, parse_rows
+from trainer.parallelize import Parallel, parallelize
+from trainer.runtime import Runtime
+
+
+def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:
+    """Return the loader of the training or test rows of this rank.
+
+    Raises:
+        ValueError: no path, no rows, or files that do not fit the schema.
+    """
+    data = config.data
+    if not data.path:
+        raise ValueError(
+            "data.path: expected the log's folder or file, got none; pass --data.path PATH"
+        )
+    name = "train" if train else "test"
+    path = data.path if train else data.test_path or data.path
+    loader = config.loader if train else dataclasses.replace(config.loader, order="none")
+    files = discover(path, parse_days(getattr(data, f"{name}_days")), config.schema)
+    shares = parse_rows(getattr(data, f"{name}_rows"))
+    return loader.build(
+        files if shares == (0.0, 1.0) else keep_rows(files, shares),
+        config.schema,
+        rank=runtime.rank,
+        world_size=runtime.world_size,
+        seed=config.runtime.seed,
+    )
+
+
+def build_parallel(config: TrainConfig, runtime: Runtime) -> Parallel:
+    """Build the model alike on all ranks and distribute it."""
+    model = RankingModel(config.schema, config.model, torch.device("meta"), config.runtime.seed)
+    return parallelize(model, config.parallel, config.sparse, runtime, config.loader.batch_size)
