@@ -33,27 +33,7 @@ def from_plain(kind: Any, value: Any, path: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         return _from_union(typing.get_args(kind), value, path)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise ValueError(f"{path}: expected a mapping, got {type(value).__name__}")
-        hints = typing.get_type_hints(kind)
-        fields = {field.name: field for field in dataclasses.fields(kind)}
-        for key in value:
-            if key not in fields:
-                raise ValueError(
-                    f"{path}.{key}: unknown key{suggest(str(key), fields)}; known: {list(fields)}"
-                )
-        for name, field in fields.items():
-            required = (
-                field.default is dataclasses.MISSING
-                and field.default_factory is dataclasses.MISSING
-            )
-            if required and name not in value:
-                raise ValueError(f"{path}.{name}: missing key")
-        built = {key: from_plain(hints[key], item, f"{path}.{key}") for key, item in value.items()}
-        try:
-            return kind(**built)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+        return _from_mapping(kind, value, path)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ValueError(f"{path}: expected a list, got {type(value).__name__}")
@@ -82,6 +62,30 @@ def from_plain(kind: Any, value: Any, path: str) -> Any:
             f"{path}: expected {kind.__name__}, got {value!r} ({type(value).__name__})"
         )
     return value
+
+
+def _from_mapping(kind: Any, value: Any, path: str) -> Any:
+    """Convert `value` to the dataclass `kind`."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a mapping, got {type(value).__name__}")
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for key in value:
+        if key not in fields:
+            raise ValueError(
+                f"{path}.{key}: unknown key{suggest(str(key), fields)}; known: {list(fields)}"
+            )
+    for name, field in fields.items():
+        required = (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        )
+        if required and name not in value:
+            raise ValueError(f"{path}.{name}: missing key")
+    built = {key: from_plain(hints[key], item, f"{path}.{key}") for key, item in value.items()}
+    try:
+        return kind(**built)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _from_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
