@@ -84,7 +84,12 @@ class GateConfig:
                 self.max_logloss_gain,
                 "max_logloss_gain",
             ),
-            _above("drift of predictions", differences.get("drift"), self.max_drift, "max_drift"),
+            _above(
+                "drift of predictions (population stability index)",
+                differences.get("drift"),
+                self.max_drift,
+                "max_drift",
+            ),
         ]
         pair = candidate.get("gauc"), serving.get("gauc")
         if pair[1] is not None:
@@ -105,10 +110,15 @@ def _above(
 ) -> str:
     if value is None or not math.isfinite(value):
         return f"{what} is not known ({name} {limit:g})"
-    return f"{what} is {value:.5f}, above {name} {limit:g}" if value > limit else ""
+    return f"{what} is {value:.5f}, above {_option(name)} {limit:g}" if value > limit else ""
 
 
 def _below(what: str, value: float | None, limit: float, name: str) -> str:
     if value is None or not math.isfinite(value):
         return f"{what} is not known ({name} {limit:g})"
-    return f"{what} is {value:,.5g}, below {name} {limit:g}" if value < limit else ""
+    return f"{what} is {value:,.5g}, below {_option(name)} {limit:g}" if value < limit else ""
+
+
+def _option(name: str) -> str:
+    """Return the option of the nightly pipeline that sets a gate's limit."""
+    return f"--gate-{name.replace('_', '-')}"

@@ -143,6 +143,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     store = Store(options.folder)
     try:
+        if not any((options.folder / kind).is_dir() for kind in ("models", "refused")):
+            raise ValueError(
+                f"{options.folder}: expected the nightly pipeline's --output, which holds models/ "
+                "or refused/, got a folder without them or none"
+            )
         if options.rollback:
             with Lock(options.folder):
                 print(f"serving: {store.roll_back(options.reason)}")

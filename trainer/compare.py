@@ -31,6 +31,7 @@ from trainer import checkpoint
 from trainer.build import build_parallel, open_loader
 from trainer.config import config_from_dict
 from trainer.curves import json_ready
+from trainer.evaluate import choose_rows
 from trainer.failures import exit_code
 from trainer.manifest import RUN, read_manifest
 from trainer.metrics import Metrics
@@ -128,8 +129,12 @@ def drift(first: Rows, second: Rows, num_bins: int = 10) -> float:
     return float(((p - q) * np.log(p / q)).sum())
 
 
-def predict(path: Path, data: str, days: str, runtime: Runtime) -> tuple[dict[str, Any], Rows]:
-    """Return the metrics of the model at `path` on days of a log, and its predictions.
+def predict(
+    path: Path, data: str, chosen: tuple[str, str], runtime: Runtime
+) -> tuple[dict[str, Any], Rows]:
+    """Return the metrics of the model at `path` on rows of a log, and its predictions.
+
+    chosen: the days and the share of rows, as `choose_rows` returns them.
 
     Raises:
         ValueError: no checkpoint there, or data that does not fit its schema.
@@ -137,7 +142,7 @@ def predict(path: Path, data: str, days: str, runtime: Runtime) -> tuple[dict[st
     manifest = read_manifest(path, RUN)
     config = config_from_dict(manifest["config"])
     log = dataclasses.replace(
-        config.data, path=data, test_path="", test_days=days, test_rows="", schema=""
+        config.data, path=data, test_path="", test_days=chosen[0], test_rows=chosen[1], schema=""
     )
     config = dataclasses.replace(config, data=log)
     loader = open_loader(config, runtime, train=False)
@@ -186,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("models", nargs="+", type=Path, metavar="MODEL", help="one or two checkpoints or runs")
     add("--data", required=True, help="the log's folder or file")
-    add("--days", default="", help="FIRST:LAST or DAY; default: all rows")
+    add("--days", default="", help="FIRST:LAST or DAY; default: the first model's test rows")
     add("--replicates", type=int, default=200, help="of the bootstrap (default: 200)")
     options = parser.parse_args(arguments)
 
@@ -195,7 +200,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"expected one or two models, got {len(options.models)}")
         paths = [resolve(path) for path in options.models]
         runtime = start()
-        found = [predict(path, options.data, options.days, runtime) for path in paths]
+        # The first model's test rows, for both: they are compared on the same ones.
+        first = config_from_dict(read_manifest(paths[0], RUN)["config"])
+        days, share, note = choose_rows(first, options.data, options.days)
+        if note:
+            print(f"note: {note}", file=sys.stderr, flush=True)
+        found = [predict(path, options.data, (days, share), runtime) for path in paths]
         answer: dict[str, Any] = {"models": [metrics for metrics, _ in found]}
         for _, rows in found[1:]:
             answer["differences"] = compare(found[0][1], rows, options.replicates)

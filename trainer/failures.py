@@ -21,7 +21,8 @@ from trainer.runtime import RunError
 def exit_code(work: Callable[[], None]) -> int:
     """Do `work`; return 0, 2 where configuration or data are wrong, 1 for any other failure.
 
-    Failures go to stderr, with the rank if there are several.
+    130 where it was interrupted (Ctrl-C). Failures go to stderr, with the rank if there are
+    several.
     """
     try:
         work()
@@ -29,6 +30,14 @@ def exit_code(work: Callable[[], None]) -> int:
         print(f"{_rank()}error: {error}", file=sys.stderr, flush=True)
         _record(error)
         return 2 if isinstance(error, ValueError) else 1
+    except KeyboardInterrupt:
+        print(
+            f"{_rank()}interrupted: what was done since the last checkpoint is lost; the same "
+            "command goes on from there",
+            file=sys.stderr,
+            flush=True,
+        )
+        return 130
     except Exception as error:
         # The process group is left as it is: leaving it properly would wait for the other ranks.
         print(f"{_rank()}{traceback.format_exc()}", file=sys.stderr, flush=True)

@@ -59,7 +59,9 @@ class Trainer:
         check_tables(config.schema.tables, config.sparse, runtime)
         if config.inherit.active and not (output / CONFIG).exists():
             check_sources(config.inherit, to_dict(config))
+        begun = (output / CONFIG).exists()
         resume_from = claim(output, config, runtime)
+        self.anew = begun and resume_from is None
         self.parallel = build_parallel(config, runtime)
         self.optimizer = config.dense.build(self.parallel.dense_parameters)
         self.precision = config.precision.build(self.parallel.model, self.optimizer, runtime.group)
@@ -112,6 +114,8 @@ class Trainer:
                     self.telemetry.say(line)
             elif self.step:
                 self.telemetry.say(f"resumed at step {self.step:,} of {self.end_step:,}")
+            elif self.anew:
+                self.telemetry.say(f"{self.output} holds no checkpoint yet: from the beginning")
             while self.step < self.end_step:
                 self._train_epoch(self.epoch)
                 self.epoch += 1

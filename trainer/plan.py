@@ -45,7 +45,12 @@ def parse_bytes(text: str) -> int:
     units = _UNITS | _BINARY
     if not match or match[2] not in units:
         raise ValueError(f"memory: expected a size such as 80GiB or 64GB, got {text!r}")
-    return int(float(match[1]) * units[match[2]])
+    number = int(float(match[1]) * units[match[2]])
+    if not match[2] and number < 1 << 20:
+        raise ValueError(
+            f"memory: expected a size such as 80GiB or 64GB, got {text!r}, which is {number} bytes"
+        )
+    return number
 
 
 def read_config(source: str) -> TrainConfig:

@@ -107,7 +107,8 @@ def test_a_refused_candidate_is_kept_with_the_reason_and_the_old_model_serves(
     assert code == run.REFUSED
     said = capsys.readouterr().out
     assert "refused: loss of auc (difference -0.02000, 95 % [-0.03000, -0.01000]) is 0.01" in said
-    assert "refused: drift of predictions is 0.90000, above max_drift 0.5" in said
+    assert "refused: drift of predictions (population stability index) is 0.90000, above" in said
+    assert "--gate-max-drift 0.5" in said
     assert store.serving() == DAYS[2]
     (reasons,) = [model["reasons"] for model in store.models("refused").values()]
     assert len(reasons) == 2
@@ -210,19 +211,22 @@ def test_gates_refuse_what_is_bad_or_unknown_and_nothing_else():
     difference = {"auc": SAME, "logloss": SAME, "drift": 0.1}
     assert gate.reasons(GOOD, GOOD, difference) == []
     for change, expected in (
-        ({"rows": 999.0}, "rows is 999, below min_rows 1000"),
+        ({"rows": 999.0}, "rows is 999, below --gate-min-rows 1000"),
         ({"auc": None}, "auc is not known (min_auc 0.5)"),
-        ({"auc": 0.49}, "auc is 0.49, below min_auc 0.5"),
-        ({"calibration": 1.3}, "calibration error is 0.30000, above max_calibration_error 0.25"),
+        ({"auc": 0.49}, "auc is 0.49, below --gate-min-auc 0.5"),
+        (
+            {"calibration": 1.3},
+            "calibration error is 0.30000, above --gate-max-calibration-error 0.25",
+        ),
         ({"nonfinite_predictions": 3.0}, "3 predictions are not finite"),
     ):
         assert gate.reasons({**GOOD, **change}, None, None) == [expected]
     (reason,) = gate.reasons({**GOOD, "gauc": 0.5}, GOOD, difference)
-    assert reason == "loss of gauc is 0.10000, above max_gauc_loss 0.01"
+    assert reason == "loss of gauc is 0.10000, above --gate-max-gauc-loss 0.01"
     unsure = {**difference, "auc": {"difference": -0.004, "interval": [-0.009, 0.001]}}
     assert gate.reasons(GOOD, GOOD, unsure) == []
     (reason,) = GateConfig(strict=True).reasons(GOOD, GOOD, unsure)
-    assert "is 0.00400, above max_auc_loss 0.002" in reason
+    assert "is 0.00400, above --gate-max-auc-loss 0.002" in reason
     (reason,) = gate.reasons(
         GOOD, GOOD, {**difference, "auc": {"difference": None, "interval": [None, None]}}
     )
@@ -257,4 +261,10 @@ def test_a_real_night_on_one_rank_goes_on_from_a_model_of_two(logs, processes, t
     sources = json.loads((night / "candidate/run/inherit.json").read_text())["sources"]
     assert sources["embeddings"] == str(store.checkpoint(DAYS[2]))
     assert sources["data_position"] == "fresh"
-    assert "rows is 100, below min_rows 101" in store.models("refused")[DAYS[3]]["reasons"]
+    assert "rows is 100, below --gate-min-rows 101" in store.models("refused")[DAYS[3]]["reasons"]
+
+
+def test_a_folder_that_no_night_wrote_is_no_store(tmp_path, capsys):
+    for folder in (tmp_path, tmp_path / "absent"):
+        assert publish.main([str(folder)]) == 2
+        assert "expected the nightly pipeline's --output" in capsys.readouterr().err

@@ -50,3 +50,11 @@ def test_a_launcher_that_gives_no_file_or_a_bad_one_hides_nothing(capfd, monkeyp
         assert exit_code(fail(ValueError("no such column"))) == 2
         assert capfd.readouterr().err == "error: no such column\n"
     assert exit_code(lambda: None) == 0
+
+
+def test_an_interruption_is_one_line_and_its_own_exit_code(capsys):
+    def work():
+        raise KeyboardInterrupt
+
+    assert exit_code(work) == 130
+    assert capsys.readouterr().err.count("\n") == 1

@@ -59,4 +59,6 @@ def test_a_wrong_word_ends_the_command_with_2_and_one_line(
 def test_sizes_are_read_in_binary_and_decimal_units() -> None:
     assert parse_bytes("80GiB") == 80 * 2**30
     assert parse_bytes("1.5 TB") == 1_500_000_000_000
-    assert parse_bytes("4096") == 4096
+    assert parse_bytes("85899345920") == 80 * 2**30
+    with pytest.raises(ValueError, match="got '80', which is 80 bytes"):
+        parse_bytes("80")
