@@ -44,6 +44,10 @@ def exit_code(work: Callable[[], None]) -> int:
         with contextlib.suppress(OSError):
             get_error_handler().record_exception(error)
         return 1
+    finally:
+        # A lone process waits for nobody, and whoever called this may train again.
+        if dist.is_initialized() and dist.get_world_size() == 1:
+            dist.destroy_process_group()
     return 0
 
 
