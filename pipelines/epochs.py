@@ -24,6 +24,7 @@ from pipelines import launch
 from pipelines.launch import LaunchConfig
 from pipelines.stage import Pipeline, Stage, Work
 from pipelines.tables import table
+from trainer.days import parse_days
 
 RUN = "run"
 LARGER_IS_BETTER = {"auc": True, "gauc": True, "logloss": False, "ne": False}
@@ -226,6 +227,16 @@ def build(options: argparse.Namespace) -> Pipeline:
     return Pipeline(stages=epochs.stages(), folder=folder, conclude=conclude)
 
 
+def check_apart(valid_days: str, test_days: str) -> None:
+    """Raise a ValueError if a day of validation is a test day."""
+    valid, test = parse_days(valid_days), parse_days(test_days)
+    if valid and test and valid[0] <= test[1] and test[0] <= valid[1]:
+        raise ValueError(
+            f"--valid-days: expected days before the test days {test_days}, which nothing may look "
+            f"at before the end, got {valid_days}; set --valid-days or --data.test-days"
+        )
+
+
 def split(
     data: Any, days: Sequence[str], valid_days: str, share: float
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -240,6 +251,7 @@ def split(
         first, _, last = (data.train_days or f"{days[0]}:{days[-1]}").partition(":")
         inside = [day for day in days if first <= day <= (last or first)]
         held = valid_days or (inside[-1] if inside else "")
+        check_apart(held, data.test_days)
         kept = [day for day in inside if day < held.partition(":")[0]]
         if not kept:
             raise ValueError(

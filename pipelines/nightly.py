@@ -244,6 +244,13 @@ def new_days(days: list[str], through: str, options: argparse.Namespace) -> tupl
             f"{len(gaps)} days before {options.date} are not ready, the first is {gaps[0]}; wait "
             "for them, or pass --allow-gaps"
         )
+    present = set(ready_days(Path(options.data), "files")) if gaps else set()
+    half = [day for day in gaps if new[0] < day < new[-1] and day in present]
+    if half:
+        raise NotReadyError(
+            f"{half[0]} is not ready but has files, which would be read with the days around it; "
+            "finish it, or remove it and pass --allow-gaps"
+        )
     return tuple(new)
 
 

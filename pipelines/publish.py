@@ -103,9 +103,10 @@ class Store:
         earlier = self.before(current)
         if not earlier:
             raise ValueError(f"{self.folder}: no model was published before {current}")
-        self.point(earlier, f"rolled back from {current}: {reason}")
+        # Withdrawn first: a crash in between must not leave a bad model as the next night's base.
         path = self.folder / "models" / current / _WITHDRAWN
         write_json(path, {"reason": reason, "in_favour_of": earlier})
+        self.point(earlier, f"rolled back from {current}: {reason}")
         return earlier
 
     def describe(self) -> str:

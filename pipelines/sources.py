@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 _PARQUET = (".parquet", ".parq", ".pq")
 _TSV = (".tsv", ".tsv.gz", ".tsv.zst", ".tsv.bz2")
 # Malformed rows in a row, beyond which they are no longer taken for exceptions.
+_TAKEN = "inside a quote that a row before opened"
 _MOST_WAITING = 1_000_000
 _TEXT = (".csv", ".csv.gz", ".csv.zst", ".csv.bz2", ".txt", ".txt.gz", *_TSV)
 
@@ -140,15 +141,18 @@ class Source:
             for records in reader:
                 # Arrow parses ahead in a thread of its own: how far `malformed` reaches by now is
                 # chance, but it holds all that stands before this block's last row.
-                waiting = np.array([number for number, _, _ in malformed], np.int64)
+                known = list(malformed)
+                heads = [index for index, one in enumerate(known) if one[1] != _TAKEN]
+                waiting = np.array([known[index][0] for index in heads], np.int64)
                 before = waiting - 1 - reported - np.arange(len(waiting))  # good rows before each
                 good = np.arange(seen, seen + records.num_rows)
                 numbers = good + 1 + reported + np.searchsorted(before, good, side="right")
                 seen += records.num_rows
                 ready = int(np.searchsorted(before, seen))
                 reported += ready
-                new, malformed[:ready] = malformed[:ready], []
-                yield RawRows(records, numbers, new)
+                cut = heads[ready] if ready < len(heads) else len(known)
+                del malformed[:cut]
+                yield RawRows(records, numbers, known[:cut])
             if malformed:
                 nothing = pa.RecordBatch.from_pylist([], reader.schema)
                 yield RawRows(nothing, np.empty(0, np.int64), malformed)
@@ -160,7 +164,13 @@ class Source:
 
         def skip(row: csv.InvalidRow) -> str:
             what = f"{row.actual_columns} columns, expected {row.expected_columns}"
-            malformed.append((row.number - header_rows, what, row.text))
+            # A quote that is never closed takes whole lines along: each is a row that is lost.
+            lines = row.text.splitlines() or [""]
+            if len(lines) > 1:
+                what += f"; with {len(lines) - 1} more lines, as a quote in it is not closed"
+            number = row.number - header_rows
+            reasons = [what] + [_TAKEN] * (len(lines) - 1)
+            malformed.extend([(number, *pair) for pair in zip(reasons, lines, strict=True)])
             # Arrow looks for a good row before it yields anything, to the end of the file.
             return "skip" if len(malformed) <= _MOST_WAITING else "error"
 

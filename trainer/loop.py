@@ -118,7 +118,8 @@ class Trainer:
                 self.telemetry.say(f"{self.output} holds no checkpoint yet: from the beginning")
             while self.step < self.end_step:
                 self._train_epoch(self.epoch)
-                self.epoch += 1
+                # An epoch that max_steps cut is not over: what inherits the run goes on in it.
+                self.epoch += self.step - self.epoch_start == len(self.train_loader)
                 if config.evaluate_epochs and self.step < self.end_step:
                     self._evaluate()
             metrics = self._evaluate()

@@ -174,3 +174,15 @@ def test_commands_are_those_that_a_person_would_type(tmp_path):
         LaunchConfig(topology="2x1")
     with pytest.raises(ValueError, match="expected NODESxPROCESSES"):
         dataclasses.replace(LaunchConfig(), topology="2")
+
+
+@pytest.mark.parametrize("valid", ["2026-01-04", "2026-01-03:2026-01-04"])
+def test_validation_days_that_are_test_days_are_refused(valid):
+    with pytest.raises(ValueError, match="--valid-days: expected days before the test days"):
+        epochs.check_apart(valid, "2026-01-04")
+
+
+def test_validation_days_before_the_test_days_are_taken():
+    epochs.check_apart("2026-01-03", "2026-01-04:2026-01-05")
+    epochs.check_apart("", "2026-01-04")
+    epochs.check_apart("2026-01-03", "")

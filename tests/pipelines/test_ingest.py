@@ -299,3 +299,18 @@ def test_an_ingestion_that_comes_second_takes_nothing_from_the_first(tmp_path, m
     assert refused and summary.rows_bad == 2
     with summary.quarantine.open(newline="") as file:
         assert [int(row["row"]) for row in csv.DictReader(file)] == [2, 200]
+
+
+def test_lines_that_an_unclosed_quote_took_along_count_and_are_kept(tmp_path):
+    rows = [f"{i},{NOON},1" for i in range(1, 301)]
+    rows[99] = f'"100,{NOON},1'
+    (tmp_path / "log.csv").write_text("user,ts,click\n" + "\n".join(rows) + "\n")
+    with pytest.raises(ValueError, match="bad"):
+        ingest([str(tmp_path / "log.csv")], flat_schema(), tmp_path / "strict", IngestConfig())
+    config = IngestConfig(max_bad_share=1.0)
+    summary = ingest([str(tmp_path / "log.csv")], flat_schema(), tmp_path / "out", config)
+    assert (summary.rows_in, summary.rows_bad) == (300, 201)
+    with summary.quarantine.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert "with 200 more lines, as a quote in it is not closed" in found[0]["reason"]
+    assert [row["value"] for row in found[1:]] == rows[100:]

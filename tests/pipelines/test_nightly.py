@@ -170,6 +170,9 @@ def test_a_day_that_is_not_ready_and_a_gap_end_with_code_4(night, logs, capsys):
     assert f"1 days before {DAYS[3]} are not ready, the first is {DAYS[1]}" in (
         capsys.readouterr().err
     )
+    assert night(DAYS[3], "--allow-gaps")[0] == run.NOT_READY
+    assert f"{DAYS[1]} is not ready but has files" in capsys.readouterr().err
+    shutil.rmtree(logs / f"dt={DAYS[1]}")
     assert night(DAYS[3], "--allow-gaps")[0] == 0
 
 
