@@ -214,6 +214,7 @@ dist.all_reduce(total)
 print(f"rank {dist.get_rank()} sees {total.item():.0f} of {sys.argv[1:]}", flush=True)
 if "--fail" in sys.argv and dist.get_rank() == 1:
     sys.exit(3)
+dist.barrier()  # as in training, nobody finishes whose partner has failed
 dist.destroy_process_group()
 """
 
