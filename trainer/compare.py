@@ -16,7 +16,6 @@ Shapes: N rows, of the first label; M replicates.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -27,15 +26,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainer import checkpoint
-from trainer.build import build_parallel, open_loader
-from trainer.config import config_from_dict
+from models.ranking import Predictions
 from trainer.curves import json_ready
-from trainer.evaluate import choose_rows
+from trainer.evaluate import choose_rows, evaluate, open_checkpoint, read_config
 from trainer.failures import exit_code
-from trainer.manifest import RUN, read_manifest
-from trainer.metrics import Metrics
-from trainer.parallelize import Pipeline
 from trainer.policies import resolve
 from trainer.runtime import Runtime, start
 
@@ -137,50 +131,30 @@ def predict(
     chosen: the days and the share of rows, as `choose_rows` returns them.
 
     Raises:
-        ValueError: no checkpoint there, or data that does not fit its schema.
+        ValueError: no checkpoint there, data that does not fit its schema, or no row with a label.
     """
-    manifest = read_manifest(path, RUN)
-    config = config_from_dict(manifest["config"])
-    log = dataclasses.replace(
-        config.data, path=data, test_path="", test_days=chosen[0], test_rows=chosen[1], schema=""
-    )
-    config = dataclasses.replace(config, data=log)
-    loader = open_loader(config, runtime, train=False)
-    parallel = build_parallel(config, runtime)
-    tensors: dict[str, Any] = {"model": parallel.module.state_dict()}
-    checkpoint.load(tensors, path)
-    parallel.module.load_state_dict(tensors["model"])
-    optimizer = config.dense.build(parallel.dense_parameters)
-    precision = config.precision.build(parallel.model, optimizer, runtime.group)
-    pipeline = Pipeline(parallel, optimizer, precision, runtime.device)
-    metrics = Metrics(
-        [label.name for label in config.schema.labels], grouped=bool(config.schema.user)
-    )
+    opened = open_checkpoint(path, data, chosen, runtime)
     parts: list[tuple[torch.Tensor, ...]] = []
-    parallel.module.eval()
-    batches = iter(loader)
-    with torch.no_grad():
-        while True:
-            try:
-                found = pipeline.progress(batches)
-            except StopIteration:
-                break
-            kept = slice(found.num_examples)
-            part = tuple(
-                getattr(found, name)[kept]
-                for name in ("probabilities", "labels", "weights", "groups")
-            )
-            metrics.update(*part)
-            parts.append(tuple(value.cpu() for value in part))
-    loader.close()
-    values = metrics.compute()
+
+    def keep(found: Predictions) -> None:
+        first = [one[: found.num_examples, 0] for one in (found.probabilities, found.labels)]
+        weights, users = found.weights[: found.num_examples, 0], found.groups[: found.num_examples]
+        parts.append(tuple(one[weights > 0].cpu() for one in (*first, weights, users)))
+
+    values = evaluate(opened.pipeline, opened.loader, opened.config, keep)
+    opened.loader.close()
     scores, labels, weights, users = (torch.cat(one).numpy() for one in zip(*parts, strict=True))
-    counts = weights[:, 0] > 0
-    first = [one[counts, 0].astype(np.float64) for one in (scores, labels, weights)]
-    rows = Rows(scores=first[0], labels=first[1], weights=first[2], users=users[counts])
-    if not config.schema.user:
-        rows = rows._replace(users=np.arange(len(rows.scores)))
-    return values, rows
+    if not len(scores):
+        name = opened.config.schema.labels[0].name
+        raise ValueError(
+            f"{data}: expected rows with a label {name!r}, got none; choose other days"
+        )
+    return values, Rows(
+        scores=scores.astype(np.float64),
+        labels=labels.astype(np.float64),
+        weights=weights.astype(np.float64),
+        users=users if opened.config.schema.user else np.arange(len(scores)),
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -198,11 +172,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> None:
         if len(options.models) > 2:
             raise ValueError(f"expected one or two models, got {len(options.models)}")
+        if options.replicates < 1:
+            raise ValueError(f"--replicates: expected at least 1, got {options.replicates}")
         paths = [resolve(path) for path in options.models]
         runtime = start()
         # The first model's test rows, for both: they are compared on the same ones.
-        first = config_from_dict(read_manifest(paths[0], RUN)["config"])
-        days, share, note = choose_rows(first, options.data, options.days)
+        days, share, note = choose_rows(read_config(paths[0])[0], options.data, options.days)
         if note:
             print(f"note: {note}", file=sys.stderr, flush=True)
         found = [predict(path, options.data, (days, share), runtime) for path in paths]

@@ -13,6 +13,7 @@ Shapes: B examples, T tokens, D width, E rows of a table.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from trainer.parallelize import Parallel
 _DIAGNOSED_ROWS = 256
 _CLUSTERED_ROWS = 4096
 _NUM_CLUSTERS = 10
-# Rows of a table's shard that enter its spectrum: a share of each part of it.
+# Rows of a table's shard that enter its spectrum, evenly spaced; up to twice as many.
 _TABLE_ROWS = 4096
 
 
@@ -76,6 +77,7 @@ class Watch:
             self.outputs.append(output.detach().flatten(1).float())
 
 
+@torch.no_grad()
 def diagnose_model(parallel: Parallel, watch: Watch) -> list[dict[str, Any]]:
     """Measure what `watch` saw and the tables; rank 0 returns the records, others none. Collective.
 
@@ -90,8 +92,7 @@ def diagnose_model(parallel: Parallel, watch: Watch) -> list[dict[str, Any]]:
     for one in diagnose(tower, inputs):
         number = re.search(r"\d+", one.module)
         layer = int(number[0]) + 1 if number else 0
-        records.append({**_record(layer, one.kind, one.module, one.values), "spectrum": []})
-        records[-1]["spectrum"] = [round(share, 6) for share in one.spectrum]
+        records.append(_record(layer, one.kind, one.module, one.values, one.spectrum))
     records += _gradient_records(parallel.model, tower, inputs, watch)
     return records + _cluster_records(watch) + tables
 
@@ -115,8 +116,7 @@ def _gradient_records(
         return []
     shares = gradient_energy(tokens, gradient)
     values = {f"gradient_share{k}": float(shares[:k].sum()) for k in (1, 4)}
-    record = _record(0, "gradient", "inputs", values)
-    return [{**record, "spectrum": [round(share, 6) for share in shares.cumsum(0).tolist()]}]
+    return [_record(0, "gradient", "inputs", values, shares.cumsum(0).tolist())]
 
 
 def _cluster_records(watch: Watch) -> list[dict[str, Any]]:
@@ -153,8 +153,8 @@ def measure_tables(parallel: Parallel) -> list[dict[str, Any]]:
     records = []
     for table, gram in grams.items():
         sigma = gram_singular_values(gram)[: sides[table]]
-        shares = [round(share, 6) for share in cumulative_spectrum(sigma)]
-        records.append({**_record(0, "table", table, measure_spectrum(sigma)), "spectrum": shares})
+        values, spectrum = measure_spectrum(sigma), cumulative_spectrum(sigma)
+        records.append(_record(0, "table", table, values, spectrum))
     return records
 
 
@@ -188,8 +188,11 @@ def _first_rows(tokens: Any) -> Any:
     )
 
 
-def _record(layer: int, kind: str, path: str, values: dict[str, float]) -> dict[str, Any]:
-    return {"layer": layer, "module": kind, "path": path, **values}
+def _record(
+    layer: int, kind: str, path: str, values: dict[str, float], spectrum: Sequence[float] = ()
+) -> dict[str, Any]:
+    shares = [round(share, 6) for share in spectrum]
+    return {"layer": layer, "module": kind, "path": path, **values, "spectrum": shares}
 
 
 def _is_first() -> bool:

@@ -16,12 +16,13 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from models.ranking import Predictions
 from trainer import checkpoint
 from trainer.build import build_parallel, open_loader
 from trainer.config import TrainConfig, config_from_dict
@@ -29,7 +30,6 @@ from trainer.curves import json_ready
 from trainer.data.loader import Loader
 from trainer.data.parquet import LogFile, check_families, days_of
 from trainer.days import describe_days
-from trainer.diagnostics import Watch, diagnose_model
 from trainer.failures import exit_code
 from trainer.manifest import MANIFEST, RUN, complete, read_manifest
 from trainer.memory import check_tables
@@ -39,23 +39,25 @@ from trainer.runtime import Runtime, start
 
 
 def evaluate(
-    pipeline: Pipeline, loader: Loader, config: TrainConfig
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Predict every row of `loader` once; return metrics over all ranks and rank 0's diagnostics.
+    pipeline: Pipeline,
+    loader: Loader,
+    config: TrainConfig,
+    keep: Callable[[Predictions], object] | None = None,
+) -> dict[str, Any]:
+    """Predict every row of `loader` once and return metrics over all ranks. Collective.
 
-    For the diagnostics see `diagnose_model`; other ranks return an empty list of them.
+    keep: is given every batch's predictions, of which the first `num_examples` are no padding.
     """
     metrics = Metrics(
         [label.name for label in config.schema.labels], grouped=bool(config.schema.user)
     )
-    parallel = pipeline.parallel
-    was_training = parallel.module.training
-    parallel.module.eval()
+    module = pipeline.parallel.module
+    was_training = module.training
+    module.eval()
     batches = iter(loader)
     try:
-        with torch.no_grad(), Watch(parallel.model.get_submodule("tower")) as watch:
+        with torch.no_grad():
             for predictions in _predict(pipeline, batches):
-                watch.note(predictions)
                 rows = predictions.num_examples
                 metrics.update(
                     predictions.probabilities[:rows],
@@ -63,10 +65,11 @@ def evaluate(
                     predictions.weights[:rows],
                     predictions.groups[:rows],
                 )
-        with torch.no_grad(), pipeline.precision.autocast():
-            return metrics.compute(), diagnose_model(parallel, watch)
+                if keep is not None:
+                    keep(predictions)
+            return metrics.compute()
     finally:
-        parallel.module.train(was_training)
+        module.train(was_training)
 
 
 def _predict(pipeline: Pipeline, batches: Iterator[Any]) -> Iterator[Any]:
@@ -100,26 +103,41 @@ def choose_rows(config: TrainConfig, data: str, days: str) -> tuple[str, str, st
     )
 
 
-def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> dict[str, Any]:
-    """Load the model of a checkpoint and return its metrics on the rows of `data`.
+class Opened(NamedTuple):
+    """A checkpoint's model on this rank, and the rows of a log that it is to predict."""
+
+    pipeline: Pipeline
+    loader: Loader
+    config: TrainConfig
+    step: int
+
+
+def read_config(path: Path) -> tuple[TrainConfig, dict[str, Any]]:
+    """Return the configuration of the checkpoint at `path`, and its manifest.
+
+    Raises:
+        ValueError: no checkpoint there, or one of another version.
+    """
+    manifest = read_manifest(path, RUN)
+    try:
+        return config_from_dict(manifest["config"]), manifest
+    except ValueError as error:
+        raise ValueError(f"{path / MANIFEST}: {error}; use the version that wrote it") from error
+
+
+def open_checkpoint(path: Path, data: str, chosen: tuple[str, str], runtime: Runtime) -> Opened:
+    """Load the model of a checkpoint and open the rows of `data`. Collective.
+
+    chosen: the days and the share of rows, as `choose_rows` returns them.
 
     Raises:
         ValueError: no checkpoint there, or data that does not fit its schema.
     """
-    manifest = read_manifest(path, RUN)
-    try:
-        config = config_from_dict(manifest["config"])
-    except ValueError as error:
-        raise ValueError(f"{path / MANIFEST}: {error}; use the version that wrote it") from error
-    days, rows, note = choose_rows(config, data, days)
-    if note and runtime.is_first:
-        print(f"note: {note}", file=sys.stderr, flush=True)
-    config = dataclasses.replace(
-        config,
-        data=dataclasses.replace(
-            config.data, path=data, test_path="", test_days=days, test_rows=rows, schema=""
-        ),
+    config, manifest = read_config(path)
+    log = dataclasses.replace(
+        config.data, path=data, test_path="", test_days=chosen[0], test_rows=chosen[1], schema=""
     )
+    config = dataclasses.replace(config, data=log)
     loader = open_loader(config, runtime, train=False)
     trained = LogFile(
         path="the training log", row_group_rows=(), families=tuple(manifest["families"].items())
@@ -133,11 +151,25 @@ def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> d
     optimizer = config.dense.build(parallel.dense_parameters)
     precision = config.precision.build(parallel.model, optimizer, runtime.group)
     pipeline = Pipeline(parallel, optimizer, precision, runtime.device)
-    metrics, _ = evaluate(pipeline, loader, config)
+    return Opened(pipeline, loader, config, manifest["step"])
+
+
+def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> dict[str, Any]:
+    """Return the metrics of a checkpoint's model on the rows of `data`. Collective.
+
+    Raises:
+        ValueError: as `open_checkpoint`.
+    """
+    days, rows, note = choose_rows(read_config(path)[0], data, days)
+    if note and runtime.is_first:
+        print(f"note: {note}", file=sys.stderr, flush=True)
+    opened = open_checkpoint(path, data, (days, rows), runtime)
+    metrics = evaluate(opened.pipeline, opened.loader, opened.config)
+    opened.loader.close()
     if runtime.is_first:
-        for line in undefined(metrics, [label.name for label in config.schema.labels]):
+        for line in undefined(metrics, [label.name for label in opened.config.schema.labels]):
             print(f"note: {line}", file=sys.stderr, flush=True)
-    return {**metrics, "world_size": runtime.world_size, "step": manifest["step"]}
+    return {**metrics, "world_size": runtime.world_size, "step": opened.step}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,8 +23,8 @@ from trainer.config import TrainConfig, to_dict
 from trainer.curves import truncate, write_json
 from trainer.data.parquet import LogFile, check_families
 from trainer.days import check_overlap
+from trainer.diagnostics import Watch, diagnose_model
 from trainer.evaluate import evaluate
-from trainer.failures import exit_code
 from trainer.inherit import Inherited, check_sources, inherit
 from trainer.manifest import RUN, prune, read_manifest
 from trainer.memory import check_tables
@@ -32,7 +32,7 @@ from trainer.metrics import undefined
 from trainer.optimizer import learning_rates
 from trainer.parallelize import Pipeline
 from trainer.run_folder import CHECKPOINTS, CONFIG, EVALUATIONS, INHERITED, METRICS, RANKS, claim
-from trainer.runtime import RunError, Runtime, start
+from trainer.runtime import RunError, Runtime
 from trainer.state import TrainState
 from trainer.telemetry import StepReport
 
@@ -199,7 +199,10 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, Any]:
         """Evaluate on the test days; note the towers' effective ranks."""
-        metrics, ranks = evaluate(self.pipeline, self.test_loader, self.config)
+        with Watch(self.parallel.model.get_submodule("tower")) as watch:
+            metrics = evaluate(self.pipeline, self.test_loader, self.config, watch.note)
+        with self.precision.autocast():
+            ranks = diagnose_model(self.parallel, watch)
         self.telemetry.evaluation(self.step, metrics)
         reasons = undefined(metrics, [label.name for label in self.config.schema.labels])
         for line in reasons if reasons != self.reasons else ():
@@ -285,14 +288,3 @@ class Trainer:
         self.wait_seconds = manifest["wait_seconds"]
         self.ranks = [record for record in manifest["ranks"] if record["step"] < self.step]
         self.epoch_start = self.step - self.train_loader.step
-
-
-def run(config: TrainConfig, output: Path) -> int:
-    """Train `config` in this process; return the exit code. Errors go to stderr with the rank."""
-
-    def work() -> None:
-        runtime = start(config.runtime)
-        Trainer(config, output, runtime).fit()
-        runtime.stop()
-
-    return exit_code(work)

@@ -48,10 +48,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    # Imported late: naming a wrong setting should not wait for torch.
-    from trainer.loop import run
+    # Imported late: a wrong setting is named without waiting for the distributed part.
+    from trainer.failures import exit_code
+    from trainer.loop import Trainer
+    from trainer.runtime import start
 
-    return run(config, output)
+    def work() -> None:
+        runtime = start(config.runtime)
+        Trainer(config, output, runtime).fit()
+        runtime.stop()
+
+    return exit_code(work)
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Path, list[str]]:
