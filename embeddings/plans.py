@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from embeddings.plain import from_plain
 
 KEY = "sharding_plan"
+ShardingKind = Literal["table_wise", "row_wise", "table_row_wise", "column_wise"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +33,8 @@ class TablePlan:
 
     table: str
     module: str
-    sharding: str
-    kernel: str
+    sharding: ShardingKind
+    kernel: Literal["fused", "fused_uvm"]
     rows: int
     columns: int
     ranks: tuple[int, ...]
@@ -58,6 +60,19 @@ class Plan:
     tables: tuple[TablePlan, ...]
     rank_bytes: tuple[int, ...]
     rank_cost_ms: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Check that every table stands once, and on ranks that exist."""
+        counts = Counter(table.table for table in self.tables)
+        twice = sorted(name for name, count in counts.items() if count > 1)
+        if twice:
+            raise ValueError(f"plan: expected each table once, got {twice} more often")
+        for table in self.tables:
+            if not table.ranks or not all(0 <= rank < self.world_size for rank in table.ranks):
+                raise ValueError(
+                    f"plan: table {table.table!r}: expected ranks from 0 to {self.world_size - 1}, "
+                    f"got {list(table.ranks)}"
+                )
 
     @property
     def fits(self) -> bool:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -31,11 +31,18 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from embeddings.collection import EmbeddingLayer
 from embeddings.placement import Machines, TableLoad, advise, place, usage
-from embeddings.plans import KEY, Plan, TablePlan, differences, plan_from_dict, read_plan
+from embeddings.plans import (
+    KEY,
+    Plan,
+    ShardingKind,
+    TablePlan,
+    differences,
+    plan_from_dict,
+    read_plan,
+)
 from embeddings.schema import SparseFeature
 from embeddings.sharders import sharders, sharding_plan
 
-ShardingKind = Literal["table_wise", "row_wise", "table_row_wise", "column_wise"]
 # In order of preference: each is cheaper to exchange than the next.
 _KINDS = ("table_wise", "table_row_wise", "row_wise", "column_wise")
 # Share of memory that is kept for the dense model, its optimizer and batches.
@@ -136,7 +143,7 @@ def plan_tables(
                 TablePlan(
                     table=load.name,
                     module=load.module,
-                    sharding=item.way.kind,
+                    sharding=cast(ShardingKind, item.way.kind),
                     kernel="fused_uvm" if item.spilled else "fused",
                     rows=load.rows,
                     columns=load.columns,

@@ -196,3 +196,27 @@ def test_a_checkpoint_of_another_plan_is_refused_where_that_is_asked() -> None:
         check_plan(manifest, one, ShardingConfig(on_new_plan="refuse"), "step-1")
     with pytest.raises(ValueError, match="holds no sharding plan"):
         check_plan({}, one, ShardingConfig(on_new_plan="refuse"), "step-1")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ranks": [9]}, "expected ranks from 0 to 1, got \\[9\\]"),
+        ({"ranks": [-1]}, "expected ranks from 0 to 1, got \\[-1\\]"),
+        ({"ranks": []}, "expected ranks from 0 to 1, got \\[\\]"),
+        ({"sharding": "nope"}, "expected one of .*'table_wise'.*, got 'nope'"),
+        ({"kernel": "dense"}, "expected one of .*'fused'.*, got 'dense'"),
+    ],
+)
+def test_a_plan_that_means_nothing_is_refused(change: dict[str, Any], message: str) -> None:
+    values = _tiny(ShardingConfig()).to_dict()
+    values["tables"][0] |= change
+    with pytest.raises(ValueError, match=message):
+        plan_from_dict(values, "plan.json")
+
+
+def test_a_plan_that_holds_a_table_twice_is_refused() -> None:
+    values = _tiny(ShardingConfig()).to_dict()
+    values["tables"].append(values["tables"][0])
+    with pytest.raises(ValueError, match=r"expected each table once, got .* more often"):
+        plan_from_dict(values, "plan.json")
