@@ -72,7 +72,11 @@ class NightlyConfig:
             Stage(make=self.candidate, inputs=("days",), config=shared),
             Stage(make=self.evaluation, inputs=("days", "candidate"), config=comparison),
             Stage(make=self.verdict, inputs=("days", "evaluation"), config=gate),
-            Stage(make=self.publication, inputs=("days", "candidate", "evaluation", "verdict")),
+            Stage(
+                make=self.publication,
+                inputs=("days", "candidate", "evaluation", "verdict"),
+                lost=self.unpublished,
+            ),
         ]
 
     def days(self, work: Work) -> dict[str, Any]:
@@ -133,15 +137,33 @@ class NightlyConfig:
         checkpoint = resolve(work.inputs["candidate"] / RUN)
         with Lock(self.store.folder):  # nights of other dates, and people, move the pointer too
             self.store.keep("models" if promote else "refused", self.date, checkpoint, model)
-            serving = self.store.serving()
-            if not promote:
-                said = f"refused; {serving or 'no model'} serves on"
-            elif serving > self.date:
-                said = f"published; {serving} is newer and serves on"
-            else:
-                self.store.point(self.date, "promoted by its night")
-                serving, said = self.date, f"{self.date} serves"
-        return {"serving": serving, "summary": said}
+            # Without a pointer the newest model serves, which another night may have published.
+            serving = self.store.serving() or (self.store.before() if promote else "")
+            if promote and serving <= self.date:
+                serving = self.date
+            if promote and serving != self.store.serving():
+                self.store.point(serving, "promoted by its night")
+        return {"promoted": promote, "summary": "published" if promote else "refused"}
+
+    def unpublished(self, metrics: Mapping[str, Any]) -> str:
+        """Say what is gone of what a finished publication has left in the store."""
+        kind = "models" if metrics["promoted"] else "refused"
+        if self.date not in self.store.models(kind):
+            return f"{kind}/{self.date} is gone"
+        return "" if self.store.serving() or not metrics["promoted"] else "no model serves"
+
+    def conclude(self, metrics: Mapping[str, Mapping[str, Any]]) -> int:
+        """Print both models' metrics and the verdict; return 0, or 3 for a refused candidate."""
+        found = metrics["evaluation"]["models"]
+        rows = []
+        for name, values in zip(("candidate", "before"), found, strict=False):
+            shown = [_shown(values.get(key)) for key in _NAMES]
+            rows.append((name, *shown, _shown(values["rows"])))
+        print(f"\n{table(('model', *_NAMES, 'rows'), rows)}")
+        for reason in metrics["verdict"]["reasons"]:
+            print(f"refused: {reason}")
+        print(f"{self.store.serving() or 'no model'} serves")
+        return 0 if metrics["verdict"]["promote"] else REFUSED
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -201,7 +223,7 @@ def build(options: argparse.Namespace) -> Pipeline:
         launch=launch.from_options(options),
     )
     folder = output / "nights" / options.date
-    return Pipeline(stages=night.stages(), folder=folder, conclude=conclude)
+    return Pipeline(stages=night.stages(), folder=folder, conclude=night.conclude)
 
 
 def ready_days(data: Path, ready: str) -> list[str]:
@@ -252,19 +274,6 @@ def new_days(days: list[str], through: str, options: argparse.Namespace) -> tupl
             "finish it, or remove it and pass --allow-gaps"
         )
     return tuple(new)
-
-
-def conclude(metrics: Mapping[str, Mapping[str, Any]]) -> int:
-    """Print both models' metrics and the verdict; return 0, or 3 for a refused candidate."""
-    found = metrics["evaluation"]["models"]
-    rows = []
-    for name, values in zip(("candidate", "before"), found, strict=False):
-        rows.append((name, *(_shown(values.get(key)) for key in _NAMES), _shown(values["rows"])))
-    print(f"\n{table(('model', *_NAMES, 'rows'), rows)}")
-    for reason in metrics["verdict"]["reasons"]:
-        print(f"refused: {reason}")
-    print(metrics["publication"]["summary"])
-    return 0 if metrics["verdict"]["promote"] else REFUSED
 
 
 def _shown(value: float | None) -> str:

@@ -11,8 +11,9 @@ with the reason beside them.
 
   python -m pipelines.publish DIR                              lists the models
   python -m pipelines.publish DIR --rollback [--reason TEXT]   serves the model before this one
+  python -m pipelines.publish DIR --serve DATE                 serves the model of that date
 
-Exit codes: 0 done; 1 it failed; 2 there is nothing to roll back to.
+Exit codes: 0 done; 1 it failed; 2 there is no such folder or model, or a file of it is damaged.
 """
 
 from __future__ import annotations
@@ -46,9 +47,8 @@ class Store:
         found = {}
         for path in sorted((self.folder / kind).glob(f"*/{MODEL}")):
             if not path.parent.name.startswith("."):
-                model = json.loads(path.read_text(encoding="utf-8"))
-                model["withdrawn"] = (path.parent / _WITHDRAWN).exists()
-                found[path.parent.name] = model
+                withdrawn = (path.parent / _WITHDRAWN).exists()
+                found[path.parent.name] = {**_read(path, "trained_through"), "withdrawn": withdrawn}
         return found
 
     def checkpoint(self, date: str) -> Path:
@@ -57,19 +57,13 @@ class Store:
 
     def serving(self) -> str:
         """Return the date of the model that serves, or an empty text."""
-        try:
-            return json.loads((self.folder / _POINTER).read_text(encoding="utf-8"))["model"]
-        except FileNotFoundError:
-            return ""
-        except (ValueError, KeyError) as error:
-            raise ValueError(
-                f"{self.folder / _POINTER}: damaged ({error}); remove it, then publish or roll back"
-            ) from error
+        path = self.folder / _POINTER
+        return _read(path, "model")["model"] if path.exists() else ""
 
-    def before(self, date: str) -> str:
-        """Return the date of the newest model before `date` that was not withdrawn, or nothing."""
+    def before(self, date: str = "") -> str:
+        """Return the newest model (before `date`, if given) that was not withdrawn, or nothing."""
         dates = [name for name, model in self.models().items() if not model["withdrawn"]]
-        return max((name for name in dates if name < date), default="")
+        return max((name for name in dates if not date or name < date), default="")
 
     def keep(self, kind: str, date: str, checkpoint: Path, model: Mapping[str, Any]) -> Path:
         """Put a copy of a checkpoint under `kind` (`models` or `refused`) and `date`, whole."""
@@ -98,8 +92,11 @@ class Store:
             ValueError: no model serves, or none was published before it.
         """
         current = self.serving()
-        if not current:
-            raise ValueError(f"{self.folder}: no model serves, so there is nothing to roll back")
+        if current not in self.models():
+            raise ValueError(
+                f"{self.folder}: {current or 'no model'} serves, which is none of the published "
+                "models, so there is nothing to roll back; choose one with --serve DATE"
+            )
         earlier = self.before(current)
         if not earlier:
             raise ValueError(f"{self.folder}: no model was published before {current}")
@@ -108,6 +105,19 @@ class Store:
         write_json(path, {"reason": reason, "in_favour_of": earlier})
         self.point(earlier, f"rolled back from {current}: {reason}")
         return earlier
+
+    def serve(self, date: str, reason: str) -> str:
+        """Let a published model serve, withdrawn before or not; return its date.
+
+        Raises:
+            ValueError: there is none of that date.
+        """
+        known = self.models()
+        if date not in known:
+            raise ValueError(f"--serve: no model of {date!r}; models: {', '.join(known) or 'none'}")
+        (self.folder / "models" / date / _WITHDRAWN).unlink(missing_ok=True)
+        self.point(date, reason)
+        return date
 
     def describe(self) -> str:
         """Return a line a model: date, state, days it was trained through, AUC, reason."""
@@ -122,6 +132,17 @@ class Store:
                 shown = f"{auc:.4f}" if auc is not None else "-"
                 rows.append((date, state, model.get("trained_through", ""), shown, reasons))
         return table(("date", "state", "trained through", "auc", "reasons"), sorted(rows))
+
+
+def _read(path: Path, key: str) -> dict[str, Any]:
+    """Return the JSON object of a file of the store, which has a text under `key`."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: is no JSON ({error}); remove it or restore it") from error
+    if not isinstance(found, dict) or not isinstance(found.get(key), str):
+        raise ValueError(f"{path}: expected an object with a text {key!r}; remove it or restore it")
+    return found
 
 
 def _link(source: str, target: str) -> None:
@@ -140,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="--output of the nightly pipeline")
     parser.add_argument("--rollback", action="store_true", help="serve the model before this one")
+    parser.add_argument("--serve", default="", metavar="DATE", help="serve the model of that date")
     parser.add_argument("--reason", default="by hand", help="noted beside the model")
     options = parser.parse_args(arguments)
     store = Store(options.folder)
@@ -149,9 +171,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{options.folder}: expected the nightly pipeline's --output, which holds models/ "
                 "or refused/, got a folder without them or none"
             )
-        if options.rollback:
+        if options.rollback or options.serve:
+            if options.rollback and options.serve:
+                raise ValueError("--serve and --rollback: expected one of them, got both")
             with Lock(options.folder):
-                print(f"serving: {store.roll_back(options.reason)}")
+                act = store.serve if options.serve else lambda _, why: store.roll_back(why)
+                print(f"serving: {act(options.serve, options.reason)}")
         print(store.describe())
     except (ValueError, LockedError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -66,6 +66,8 @@ class Stage:
     inputs: names of the earlier stages that it needs.
     sources: files and folders from outside that it reads.
     config: JSON data; with another one the artifact is made again.
+    lost: given the metrics of the finished artifact, says what of its effect outside its own folder
+      is gone, an empty text if nothing; then it is made again.
     """
 
     make: Callable[[Work], Mapping[str, Any]]
@@ -73,6 +75,7 @@ class Stage:
     inputs: tuple[str, ...] = ()
     sources: tuple[Path, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
+    lost: Callable[[Mapping[str, Any]], str] | None = None
 
     def __post_init__(self) -> None:
         """Fill the name."""
@@ -201,7 +204,10 @@ def read(artifact: Path) -> dict[str, Any]:
     """
     try:
         manifest = json.loads((artifact / MANIFEST).read_text(encoding="utf-8"))
-        if not isinstance(manifest, dict) or "output" not in manifest:
+        kinds = {"request": dict, "metrics": dict, "files": dict, "started": str, "output": str}
+        if not isinstance(manifest, dict) or not all(
+            isinstance(manifest.get(name), kind) for name, kind in kinds.items()
+        ):
             raise ValueError("it lacks what every manifest has")
     except (OSError, ValueError) as error:
         raise StageError(
@@ -241,6 +247,9 @@ def _look(stage: Stage, folder: Path) -> Step:
     if found != manifest["files"]:
         lost = differences(manifest["files"], found)
         return Step(stage=stage, will="make", why=f"its files are not as made: {lost[0]}")
+    gone = stage.lost(manifest["metrics"]) if stage.lost else ""
+    if gone:
+        return Step(stage=stage, will="make", why=gone)
     return Step(stage=stage, will="done", why=f"made {manifest['started']}")
 
 

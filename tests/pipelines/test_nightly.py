@@ -271,3 +271,45 @@ def test_a_folder_that_no_night_wrote_is_no_store(tmp_path, capsys):
     for folder in (tmp_path, tmp_path / "absent"):
         assert publish.main([str(folder)]) == 2
         assert "expected the nightly pipeline's --output" in capsys.readouterr().err
+
+
+def test_a_finished_night_puts_back_what_was_lost_and_says_what_serves(night, tmp_path, capsys):
+    for day in DAYS[2:4]:
+        night(day)
+    store = Store(tmp_path / "out")
+    (tmp_path / "out/serving.json").unlink()
+    assert night(DAYS[2]) == (0, []), "nothing is trained or compared again"
+    assert store.serving() == DAYS[3], "the newest, not the one whose night ran last"
+    assert f"{DAYS[3]} serves" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / f"out/models/{DAYS[3]}")
+    assert night(DAYS[3]) == (0, [])
+    assert list(store.models()) == DAYS[2:4]
+    publish.main([str(tmp_path / "out"), "--rollback"])
+    capsys.readouterr()
+    assert night(DAYS[3]) == (0, [])
+    assert f"{DAYS[2]} serves" in capsys.readouterr().out, "not what it promoted once"
+
+
+def test_a_person_can_let_any_published_model_serve(night, tmp_path, capsys):
+    for day in DAYS[2:4]:
+        night(day)
+    store, folder = Store(tmp_path / "out"), str(tmp_path / "out")
+    publish.main([folder, "--rollback"])
+    assert publish.main([folder, "--serve", DAYS[3]]) == 0
+    assert store.serving() == DAYS[3] == store.before()
+    assert publish.main([folder, "--serve", "2026-02-30"]) == 2
+    assert f"no model of '2026-02-30'; models: {DAYS[2]}, {DAYS[3]}" in capsys.readouterr().err
+    assert publish.main([folder, "--serve", DAYS[2], "--rollback"]) == 2
+    store.point("2026-02-30", "by a mistake")
+    assert publish.main([folder, "--rollback"]) == 2
+    assert "2026-02-30 serves, which is none of the published models" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", '{"model": 5}', "{}"])
+def test_a_damaged_file_of_the_store_is_named(night, tmp_path, capsys, text):
+    night(DAYS[2])
+    (tmp_path / "out/serving.json").write_text(text)
+    for words in ([], ["--rollback"]):
+        assert publish.main([str(tmp_path / "out"), *words]) == 2
+        (line,) = capsys.readouterr().err.splitlines()[-1:]
+        assert "serving.json" in line

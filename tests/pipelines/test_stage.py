@@ -231,3 +231,16 @@ def test_a_folders_fingerprint_changes_with_names_and_content_at_both_ends(tmp_p
     prints.append(of_path(folder))
     assert len(set(prints)) == 4
     assert of_path(tmp_path / "nothing") == ""
+
+
+@pytest.mark.parametrize("key", ["request", "metrics", "files", "started", "output"])
+@pytest.mark.parametrize("value", [None, []])
+def test_a_manifest_without_what_every_manifest_has_is_made_anew(tmp_path, key, value):
+    one = Stage(name="one", make=lambda work: {})
+    with Lock(tmp_path) as lock:
+        stage.make(one, tmp_path, lock, print)
+        manifest = tmp_path / "one" / MANIFEST
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {key: value}))
+        (step,) = plan([one], tmp_path)
+        assert step.will == "make" and "lacks what every manifest has" in step.why
+        assert stage.make(one, tmp_path, lock, print)[0]
