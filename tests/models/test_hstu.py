@@ -16,13 +16,11 @@ from models.stream import Stream
 from tests.support.derivation import (
     Array,
     array,
-    check_gradients,
-    close,
     layer_norm,
     randomize,
     silu,
 )
-from tests.support.streams import example_of, stream_of, streams
+from tests.support.streams import check_targets, stream_of, streams
 
 
 def seen_by(index: int, num_fields: int, size: int) -> list[int]:
@@ -95,26 +93,7 @@ def test_the_tower_equals_the_derivation(case: tuple[HSTUConfig, Stream, int]) -
     config, stream, seed = case
     tower = config.build(*stream.fields.shape[1:]).double()
     randomize(tower, seed)
-    out = tower(stream)
-    assert out.shape == stream.targets.shape
-    for example in range(out.shape[0]):
-        for target in range(out.shape[1]):
-            one = example_of(stream, example, target)
-            assert close(out[example, target], derived(one, tower)), (example, target)
-
-
-@pytest.mark.parametrize("lengths", [[2, 0, 4], [0, 0]])
-def test_gradients_of_inputs_and_weights_equal_finite_differences(lengths: list[int]) -> None:
-    stream = stream_of(lengths, num_fields=2, dim=4, num_targets=2, num_actions=2)
-    tower = HSTUConfig(num_heads=2, max_length=3, num_actions=2).build(2, 4).double()
-    # LayerNorms of attention weights divided by S stand near their epsilon: larger weights, whose
-    # finite differences mean something.
-    randomize(tower, 0, std=1.0)
-
-    def call(fields: torch.Tensor, events: torch.Tensor, targets: torch.Tensor) -> Any:
-        return (stream._replace(fields=fields, events=events, targets=targets),)
-
-    check_gradients(tower, call, stream.fields, stream.events, stream.targets)
+    check_targets(stream, tower, derived)
 
 
 def tower_of(**settings: Any) -> HSTU:
@@ -167,49 +146,6 @@ def test_what_was_seen_more_often_weighs_more() -> None:
         events = stream.events.expand(count, -1)
         tower(stream._replace(events=events, offsets=torch.tensor([0, count])))
     torch.testing.assert_close(attended[2] - attended[0], 2 * (attended[1] - attended[0]))
-
-
-def test_every_parameter_has_a_gradient_even_where_all_histories_are_empty() -> None:
-    tower = tower_of(num_layers=3)
-    tower(stream_of([0, 0])).sum().backward()
-    assert all(parameter.grad is not None for parameter in tower.parameters())
-
-
-def test_without_history_the_score_is_of_fields_and_target_and_finite() -> None:
-    tower, stream = tower_of(), stream_of([0, 4, 0])
-    out = tower(stream)
-    assert bool(out.isfinite().all())
-    moved = stream._replace(events=stream.events + 1)
-    assert torch.equal(tower(moved)[[0, 2]], out[[0, 2]])
-    for changed in (stream._replace(fields=-stream.fields), stream._replace(targets=out)):
-        assert (tower(changed)[0] - out[0]).abs().max() > 1e-3
-
-
-def test_streams_of_another_schema_are_refused() -> None:
-    tower = tower_of()
-    with pytest.raises(ValueError, match=r"hstu: built for fields of shape \(B, 3, 8\)"):
-        tower(stream_of([2], num_fields=4))
-    with pytest.raises(ValueError, match="events of width 8"):
-        tower(stream_of([2], dim=4))
-    with pytest.raises(ValueError, match="num_actions is 4 but the stream has no actions"):
-        tower(stream_of([2], num_actions=0))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_widened_or_trains_under_autocast(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    tower = HSTUConfig(max_length=6, num_actions=4).build(3, 8)
-    exact = stream_of([3, 0, 9])
-    parts = {name: getattr(exact, name).to(dtype) for name in ("fields", "events", "targets")}
-    half = exact._replace(**parts)
-    out = tower(half)
-    assert out.dtype == torch.float32
-    with torch.autocast("cpu", dtype=dtype):
-        under = tower(half)
-    assert (under.float() - out).abs().max() < 0.2
-    under.float().sum().backward()
-    for name, parameter in tower.named_parameters():
-        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -18,14 +17,12 @@ from models.stream import Stream
 from tests.support.derivation import (
     Array,
     array,
-    check_gradients,
-    close,
     gelu,
     randomize,
     rms_norm,
     softmax,
 )
-from tests.support.streams import example_of, stream_of, streams
+from tests.support.streams import check_targets, stream_of, streams
 
 EPS = 1e-6
 
@@ -122,25 +119,7 @@ def test_the_tower_equals_the_derivation(case: tuple[OneTransConfig, Stream, int
     config, stream, seed = case
     tower = config.build(*stream.fields.shape[1:]).double()
     randomize(tower, seed)
-    out = tower(stream)
-    assert out.shape == stream.targets.shape
-    for example in range(out.shape[0]):
-        for target in range(out.shape[1]):
-            one = example_of(stream, example, target)
-            assert close(out[example, target], derived(one, tower)), (example, target)
-
-
-@pytest.mark.parametrize("lengths", [[2, 0, 4], [0, 0]])
-def test_gradients_of_inputs_and_weights_equal_finite_differences(lengths: list[int]) -> None:
-    stream = stream_of(lengths, num_fields=2, dim=4, num_targets=2, num_actions=2)
-    config = OneTransConfig(num_heads=2, expansion=0.5, max_length=3, num_actions=2)
-    tower = config.build(2, 4).double()
-    randomize(tower, 0)
-
-    def call(fields: torch.Tensor, events: torch.Tensor, targets: torch.Tensor) -> Any:
-        return (stream._replace(fields=fields, events=events, targets=targets),)
-
-    check_gradients(tower, call, stream.fields, stream.events, stream.targets)
+    check_targets(stream, tower, derived)
 
 
 def tower_of(**settings: Any) -> OneTrans:
@@ -161,23 +140,6 @@ def test_the_pyramid_halves_the_events_and_the_last_layer_computes_targets_alone
     assert tower.layers[3].query is None and tower.layers[3].up is None
 
 
-def test_every_parameter_has_a_gradient_even_where_all_histories_are_empty() -> None:
-    tower = tower_of(num_layers=3)
-    tower(stream_of([0, 0])).sum().backward()
-    assert all(parameter.grad is not None for parameter in tower.parameters())
-
-
-def test_without_history_the_score_is_of_fields_and_target_and_finite() -> None:
-    tower, stream = tower_of(), stream_of([0, 4, 0])
-    out = tower(stream)
-    assert bool(out.isfinite().all())
-    moved = stream._replace(events=stream.events + 1)
-    assert torch.equal(tower(moved)[[0, 2]], out[[0, 2]])
-    assert (tower(moved)[1] - out[1]).abs().max() > 1e-3
-    for changed in (stream._replace(fields=stream.fields + 1), stream._replace(targets=out)):
-        assert (tower(changed)[0] - out[0]).abs().max() > 1e-3
-
-
 def test_events_share_their_weights_and_each_field_has_its_own() -> None:
     tower, dim, fields = OneTransConfig(num_layers=2, expansion=2, max_length=6).build(3, 8), 8, 3
     sizes = [sum(p.numel() for p in layer.parameters()) for layer in tower.layers]
@@ -185,34 +147,6 @@ def test_events_share_their_weights_and_each_field_has_its_own() -> None:
     first = 2 * dim + (fields + 2) * 3 * dim**2 + dim**2 + (fields + 2) * ffn
     last = 2 * dim + (fields + 2) * 2 * dim**2 + dim**2 + dim**2 + ffn
     assert sizes == [first, last]
-
-
-def test_streams_of_another_schema_are_refused() -> None:
-    tower = tower_of()
-    with pytest.raises(ValueError, match=r"built for fields of shape \(B, 3, 8\)"):
-        tower(stream_of([2], num_fields=4))
-    with pytest.raises(ValueError, match="events of width 8"):
-        tower(stream_of([2], dim=4))
-    with pytest.raises(ValueError, match="num_actions is 4 but the stream has no actions"):
-        tower(stream_of([2], num_actions=0))
-    with pytest.raises(ValueError, match="num_actions is 0 but the stream has actions"):
-        tower_of(num_actions=0)(stream_of([2]))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_widened_or_trains_under_autocast(dtype: torch.dtype) -> None:
-    tower = OneTransConfig(max_length=6, num_actions=4).build(3, 8)
-    exact = stream_of([3, 0, 9])
-    parts = {name: getattr(exact, name).to(dtype) for name in ("fields", "events", "targets")}
-    half = exact._replace(**parts)
-    out = tower(half)
-    assert out.dtype == torch.float32
-    with torch.autocast("cpu", dtype=dtype):
-        under = tower(half)
-    assert (under.float() - out).abs().max() < 0.2
-    under.float().sum().backward()
-    for name, parameter in tower.named_parameters():
-        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
 
 
 @pytest.mark.parametrize(

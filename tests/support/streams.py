@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from torch import nn
 
 from models.stream import Stream
+from tests.support.derivation import Array, close
 
 DOUBLE = torch.float64
 
@@ -63,3 +67,15 @@ def streams(draw: st.DrawFn, num_fields: int, dim: int) -> Stream:
         num_actions=draw(st.sampled_from([0, 4])),
         seed=draw(st.integers(0, 2**31)),
     )
+
+
+def check_targets(
+    stream: Stream, tower: nn.Module, derived: Callable[[Stream, Any], Array]
+) -> None:
+    """Compare each of a tower's target outputs with `derived` of that example and target alone."""
+    out = tower(stream)
+    assert out.shape == stream.targets.shape
+    for example in range(out.shape[0]):
+        for target in range(out.shape[1]):
+            one = example_of(stream, example, target)
+            assert close(out[example, target], derived(one, tower)), (example, target)
