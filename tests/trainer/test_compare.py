@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from trainer.compare import Rows, area, compare, drift, log_losses, order
+from trainer.compare import Rows, area, compare, drift, log_losses, main, order
 
 
 def rows(count=4000, noise=1.0, seed=0, users=None) -> Rows:
@@ -78,3 +78,15 @@ def test_models_of_different_rows_are_refused():
     one = rows(100)
     with pytest.raises(ValueError, match="must name the same label"):
         compare(one, one._replace(labels=1 - one.labels), 5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a", "b", "c"], "expected one or two models, got 3"),
+        (["a", "--replicates", "0"], "--replicates: expected at least 1, got 0"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(words, message, capsys):
+    assert main([*words, "--data", "logs"]) == 2
+    assert message in capsys.readouterr().err
