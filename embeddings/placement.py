@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """How tables are placed: what each way of sharding costs a rank, and a greedy choice among them.
 
-TorchRec's planner estimates every shard of every choice in Python objects, which is slow for a thousand
-tables on a hundred ranks. Here a way of sharding has a closed form that is alike on all its ranks:
+TorchRec's planner estimates every shard of every choice as an object, which is slow for a thousand
+tables on a hundred ranks. Here a way of sharding has a closed form, alike on all its ranks:
 
 - bytes of a shard's weights and optimizer state, and of the ids and vectors on their way;
 - time: a row that is looked up is read, and read and written again in backward, at the memory's
