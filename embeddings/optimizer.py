@@ -4,6 +4,8 @@
 A fused optimizer updates the touched rows inside backward and never holds a table's gradient. It
 therefore applies whatever gradient reaches it: scaling, clipping and the decision to skip a step
 have to happen before, at the boundary between tables and model.
+
+Tables that differ in a setting here are looked up by a kernel each; their exchanges are still one.
 """
 
 from __future__ import annotations
@@ -15,13 +17,20 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
+from torchrec.optim.optimizers import Adam
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+# Of dense weights and tables alike: torch's own defaults differ (Adagrad 1e-10, AdamW 1e-8).
+DEFAULT_EPS = 1e-8
 
 _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     "rowwise_adagrad": RowWiseAdagrad,
     "adagrad": torch.optim.Adagrad,
     "sgd": torch.optim.SGD,
+    "adam": Adam,
 }
+# Fused kernels that fbgemm has; the others it has for every device.
+_DEVICES = {"adam": ("cuda",)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,35 +39,80 @@ class SparseOptimizerConfig:
 
     kind: `rowwise_adagrad` keeps one number a row, the running sum of the mean squared gradient (g
       the row's gradient: s += mean(g^2), row -= learning_rate * g / (sqrt(s) + eps)); `adagrad`
-      keeps one a weight; `sgd` keeps none.
+      keeps one a weight; `sgd` keeps none; `adam` keeps two a weight, moves the rows of a batch
+      only, and runs on GPUs only.
     eps: added to the root; without effect on `sgd`, where it must stay at its default.
-    table_learning_rates: rates of single tables, by name, in place of learning_rate.
+    beta1, beta2: of `adam`; without effect on others, where they must stay at their defaults.
+    table_learning_rates, table_eps: of single tables, by name, in place of learning_rate and eps.
     """
 
-    kind: Literal["rowwise_adagrad", "adagrad", "sgd"] = "rowwise_adagrad"
+    kind: Literal["rowwise_adagrad", "adagrad", "sgd", "adam"] = "rowwise_adagrad"
     learning_rate: float = 0.02
-    eps: float = 1e-8
+    eps: float = DEFAULT_EPS
+    beta1: float = 0.9
+    beta2: float = 0.999
     table_learning_rates: dict[str, float] = field(default_factory=dict)
+    table_eps: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the fields."""
         if self.kind not in _CLASSES:
             raise ValueError(f"kind: expected one of {list(_CLASSES)}, got {self.kind!r}")
-        for rate in (self.learning_rate, *self.table_learning_rates.values()):
-            if not (math.isfinite(rate) and rate > 0):
-                raise ValueError(f"learning_rate: expected a number > 0, got {rate}")
-        if not (math.isfinite(self.eps) and self.eps > 0):
-            raise ValueError(f"eps: expected a number > 0, got {self.eps}")
-        if self.kind == "sgd" and self.eps != type(self).eps:
+        for name, single, by_table in (
+            ("learning_rate", self.learning_rate, self.table_learning_rates),
+            ("eps", self.eps, self.table_eps),
+        ):
+            for value in (single, *by_table.values()):
+                if not (math.isfinite(value) and value > 0):
+                    raise ValueError(f"{name}: expected a number > 0, got {value}")
+        betas = (self.beta1, self.beta2)
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"beta1 and beta2: expected numbers in [0, 1), got {betas}")
+        if self.kind == "sgd" and (self.eps != type(self).eps or self.table_eps):
+            got = self.table_eps or self.eps
             raise ValueError(
-                f"eps: has no effect on kind 'sgd', got {self.eps}; remove it, or choose an Adagrad"
+                f"eps: has no effect on kind 'sgd', got {got}; remove it, or choose an Adagrad"
             )
+        if self.kind != "adam" and betas != (type(self).beta1, type(self).beta2):
+            raise ValueError(
+                f"beta1 and beta2: have no effect on kind {self.kind!r}, got {betas}; remove them, "
+                "or choose 'adam'"
+            )
+
+    def check_device(self, device_type: str) -> None:
+        """Refuse an optimizer that has no fused kernel on `device_type`.
+
+        Raises:
+            ValueError: it has none.
+        """
+        devices = _DEVICES.get(self.kind, (device_type,))
+        if device_type not in devices:
+            others = [kind for kind in _CLASSES if kind not in _DEVICES]
+            raise ValueError(
+                f"sparse.kind: {self.kind!r} has no fused kernel on {device_type}, only on "
+                f"{' and '.join(devices)}; use one of {others}, or train there"
+            )
+
+    def describe(self) -> str:
+        """Return the optimizer and its numbers as one line, for a run's log."""
+        parts = [f"{self.kind}, learning rate {self.learning_rate:g}"]
+        if self.kind != "sgd":
+            parts.append(f"eps {self.eps:g}")
+        if self.kind == "adam":
+            parts.append(f"betas {self.beta1:g} and {self.beta2:g}")
+        for what, by_table in (
+            ("learning rate", self.table_learning_rates),
+            ("eps", self.table_eps),
+        ):
+            parts += [f"{what} {value:g} of {table!r}" for table, value in by_table.items()]
+        return ", ".join(parts)
 
 
 def fuse_optimizer(layer: nn.Module, config: SparseOptimizerConfig) -> None:
     """Attach the optimizer to every weight of `layer`: from now on its backward updates them.
 
-    Call it before the layer is sharded. Unsharded, the same optimizer runs on dense gradients.
+    Call it before the layer is sharded. Unsharded, the same optimizer runs on dense gradients
+    (`adam` does not).
 
     Args:
         layer: an EmbeddingLayer, or any module that holds only tables.
@@ -69,5 +123,14 @@ def fuse_optimizer(layer: nn.Module, config: SparseOptimizerConfig) -> None:
         rate = config.table_learning_rates.get(table, config.learning_rate)
         options: dict[str, Any] = {"lr": rate}
         if config.kind != "sgd":
-            options["eps"] = config.eps
+            options["eps"] = config.table_eps.get(table, config.eps)
+        if config.kind == "adam":
+            options |= {"beta1": config.beta1, "beta2": config.beta2}
         _apply_optimizer_in_backward(_CLASSES[config.kind], [weight], options)
+
+
+def state_bytes(optimizer: type[torch.optim.Optimizer] | str, columns: int) -> int:
+    """Return what an optimizer, by class or kind, keeps for a row of D = `columns` weights."""
+    kind = _CLASSES[optimizer] if isinstance(optimizer, str) else optimizer
+    numbers = {RowWiseAdagrad: 1, torch.optim.SGD: 0, torch.optim.Adagrad: columns}
+    return 4 * numbers.get(kind, 2 * columns)

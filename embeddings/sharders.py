@@ -18,7 +18,11 @@ from torchrec.distributed.embedding import (
     EmbeddingCollectionSharder,
     ShardedEmbeddingCollection,
 )
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionContext,
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
 from torchrec.distributed.sharding_plan import calculate_shard_sizes_and_offsets, placement
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
@@ -27,10 +31,24 @@ from torchrec.distributed.types import (
     ShardingEnv,
     ShardingPlan,
 )
-from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.plans import Plan
+
+
+class _Pooled(ShardedEmbeddingBagCollection):
+    """Divides a mean by the number of its ids.
+
+    Where ids of a row-wise table are averaged, TorchRec divides every pooled vector by its number
+    of ids + 1e-6 (a sum's and a single id's by 1 + 1e-6), so that a plan would change results.
+    """
+
+    def input_dist(self, ctx: EmbeddingBagCollectionContext, features: Any) -> Any:
+        exchange = super().input_dist(ctx, features)
+        if ctx.divisor is not None:
+            ctx.divisor = ctx.divisor.round_().clamp_(min=1.0)
+        return exchange
 
 
 class _PooledSharder(EmbeddingBagCollectionSharder):
@@ -39,6 +57,24 @@ class _PooledSharder(EmbeddingBagCollectionSharder):
     def sharding_types(self, compute_device_type: str) -> list[str]:
         kinds = super().sharding_types(compute_device_type)
         return kinds if "row_wise" in kinds else [*kinds, "row_wise"]
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedEmbeddingBagCollection:
+        return _Pooled(
+            module,
+            params,
+            env,
+            self.fused_params,
+            device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            module_fqn=module_fqn,
+        )
 
 
 class _DedupCollection(ShardedEmbeddingCollection):
@@ -118,7 +154,7 @@ def sharding_plan(plan: Plan) -> ShardingPlan:
     """Return `plan` in TorchRec's terms.
 
     Raises:
-        RuntimeError: a table does not fit.
+        RuntimeError: a table does not fit, or leaves a rank without rows.
     """
     without = [table for table in plan.tables if not table.fits]
     if without:
@@ -134,6 +170,12 @@ def sharding_plan(plan: Plan) -> ShardingPlan:
             plan.local_world_size,
             table.sharding,
         )
+        if not all(size[0] for size in sizes):
+            raise RuntimeError(
+                f"sharding: {table.sharding} leaves ranks without rows of table {table.table!r} "
+                f"({table.rows} rows on {plan.world_size} ranks), which the lookup kernels do not "
+                "survive; use table_wise for it"
+            )
         modules.setdefault(table.module, EmbeddingModuleShardingPlan())[table.table] = (
             ParameterSharding(
                 sharding_type=table.sharding,

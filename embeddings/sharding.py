@@ -21,15 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import torch
 from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.types import KernelConfig, TopologyFactory, TrainerConfig
 from torchrec.distributed.types import ShardingPlan
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from embeddings.collection import EmbeddingLayer
+from embeddings.loads import KINDS, table_loads
 from embeddings.placement import Machines, TableLoad, advise, place, usage
 from embeddings.plans import (
     KEY,
@@ -40,11 +39,8 @@ from embeddings.plans import (
     plan_from_dict,
     read_plan,
 )
-from embeddings.schema import SparseFeature
-from embeddings.sharders import sharders, sharding_plan
+from embeddings.sharders import sharding_plan
 
-# In order of preference: each is cheaper to exchange than the next.
-_KINDS = ("table_wise", "table_row_wise", "row_wise", "column_wise")
 # Share of memory that is kept for the dense model, its optimizer and batches.
 _RESERVED = 0.2
 
@@ -81,9 +77,9 @@ class ShardingConfig:
             ("sharding_types", self.sharding_types),
             ("tables", self.tables.values()),
         ):
-            unknown = sorted(set(kinds) - set(_KINDS))
+            unknown = sorted(set(kinds) - set(KINDS))
             if unknown:
-                raise ValueError(f"{name}: expected kinds among {list(_KINDS)}, got {unknown}")
+                raise ValueError(f"{name}: expected kinds among {list(KINDS)}, got {unknown}")
         if not self.sharding_types:
             raise ValueError("sharding_types: expected at least one kind, got none")
         if self.device_memory_bytes < 0 or self.host_memory_bytes < 0:
@@ -126,7 +122,7 @@ def plan_tables(
     unknown = sorted(set(config.tables) - known)
     if unknown:
         raise ValueError(f"sharding.tables: {unknown} do not exist; tables: {sorted(known)}")
-    loads = _loads(model, config, topology)
+    loads = table_loads(model, config.tables, config.sharding_types, topology)
     if config.pinned_plan:
         plan = _pinned(config.pinned_plan, loads, topology)
     else:
@@ -211,54 +207,6 @@ def _machines(config: ShardingConfig, topology: Topology, batch_size: int) -> Ma
         local_speed=topology.intra_host_bw,
         network_speed=topology.inter_host_bw,
     )
-
-
-def _loads(model: nn.Module, config: ShardingConfig, topology: Topology) -> list[TableLoad]:
-    """Return what every table of `model` asks of the ranks.
-
-    Raises:
-        RuntimeError: the device offers none of the kinds that a table may have.
-    """
-    offered = {sharder.module_type: sharder for sharder in sharders()}
-    features: dict[str, SparseFeature] = {}
-    loads = []
-    for path, module in model.named_modules():
-        if isinstance(module, EmbeddingLayer):
-            features = {feature.name: feature for feature in module.schema.sparse}
-        if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
-            continue
-        pooled = isinstance(module, EmbeddingBagCollection)
-        able = offered[type(module)].sharding_types(topology.compute_device)
-        configs = module.embedding_bag_configs() if pooled else module.embedding_configs()
-        weights = {name.split(".")[-2]: weight for name, weight in module.named_parameters()}
-        for table in configs:
-            # Splitting rows over one rank would only cost the splitting.
-            told = config.tables.get(table.name, "table_wise" if topology.world_size == 1 else None)
-            kinds = [told] if told else list(config.sharding_types)
-            allowed = tuple(kind for kind in _KINDS if kind in kinds and kind in able)
-            if not allowed:
-                raise RuntimeError(
-                    f"sharding: table {table.name!r} may be {kinds}, and a "
-                    f"{topology.compute_device} offers {[kind for kind in _KINDS if kind in able]} "
-                    f"for it; allow more sharding types"
-                )
-            classes = getattr(weights[table.name], "_optimizer_classes", [RowWiseAdagrad])
-            state = {RowWiseAdagrad: 4, torch.optim.SGD: 0}.get(classes[0], 4 * table.embedding_dim)
-            own = [features[name] for name in table.feature_names]
-            loads.append(
-                TableLoad(
-                    name=table.name,
-                    module=path,
-                    rows=table.num_embeddings,
-                    columns=table.embedding_dim,
-                    state_bytes=state,
-                    ids=sum(max(1, feature.max_length) for feature in own),
-                    vectors=len(own),
-                    pooled=pooled,
-                    kinds=allowed,
-                )
-            )
-    return loads
 
 
 def _pinned(path: str, loads: list[TableLoad], topology: Topology) -> Plan:

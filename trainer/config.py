@@ -123,12 +123,13 @@ class TrainConfig:
             )
         tower = self.model.tower
         tables = [table.name for table in self.schema.tables]
-        for name in self.sparse.table_learning_rates:
-            if name not in tables:
-                raise ValueError(
-                    f"sparse.table_learning_rates: no table {name!r}{suggest(name, tables)}; "
-                    f"tables: {tables}"
-                )
+        for setting in ("table_learning_rates", "table_eps"):
+            for name in getattr(self.sparse, setting):
+                if name not in tables:
+                    raise ValueError(
+                        f"sparse.{setting}: no table {name!r}{suggest(name, tables)}; tables: "
+                        f"{tables}"
+                    )
         if not 0 <= self.spatial_warmup <= 1:
             raise ValueError(
                 f"spatial_warmup: expected a share in [0, 1], got {self.spatial_warmup}"

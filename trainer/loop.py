@@ -116,6 +116,8 @@ class Trainer:
                 self.telemetry.say(f"resumed at step {self.step:,} of {self.end_step:,}")
             elif self.anew:
                 self.telemetry.say(f"{self.output} holds no checkpoint yet: from the beginning")
+            self.telemetry.say(f"dense weights: {config.dense.describe()}")
+            self.telemetry.say(f"tables: {config.sparse.describe()}")
             while self.step < self.end_step:
                 self._train_epoch(self.epoch)
                 # An epoch that max_steps cut is not over: what inherits the run goes on in it.

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from embeddings.optimizer import SparseOptimizerConfig
+from embeddings.optimizer import SparseOptimizerConfig, state_bytes
 from embeddings.schema import Table
 from trainer.runtime import Runtime
 
@@ -25,9 +25,8 @@ _MEMORY = Path("/proc/meminfo")
 
 def table_bytes(table: Table, optimizer: SparseOptimizerConfig) -> int:
     """Return the bytes of a table's weights and of its optimizer's state."""
-    weights = table.num_embeddings * table.embedding_dim
-    states = {"rowwise_adagrad": table.num_embeddings, "adagrad": weights, "sgd": 0}
-    return _FLOAT_BYTES * (weights + states[optimizer.kind])
+    row = _FLOAT_BYTES * table.embedding_dim + state_bytes(optimizer.kind, table.embedding_dim)
+    return table.num_embeddings * row
 
 
 def available_bytes(device: torch.device) -> int:

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
+from embeddings.optimizer import DEFAULT_EPS
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
@@ -88,7 +90,7 @@ class DenseOptimizerConfig:
     learning_rate: float = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999
-    eps: float = 1e-8
+    eps: float = DEFAULT_EPS
     weight_decay: float = 0.0
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
@@ -105,6 +107,11 @@ class DenseOptimizerConfig:
                 )
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise ValueError(f"dense.weight_decay: expected a number >= 0, got {self.weight_decay}")
+
+    def describe(self) -> str:
+        """Return the optimizer and its numbers as one line, for a run's log."""
+        numbers = f"betas {self.beta1:g} and {self.beta2:g}, weight decay {self.weight_decay:g}"
+        return f"adamw, learning rate {self.learning_rate:g}, eps {self.eps:g}, {numbers}"
 
     def build(self, parameters: Mapping[str, nn.Parameter]) -> AdamW:
         """Return the optimizer of `parameters`, by name (`Parallel.dense_parameters`)."""

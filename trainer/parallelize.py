@@ -106,6 +106,7 @@ def parallelize(
         batch_size: B, by which the planner estimates.
 
     Raises:
+        ValueError: the tables' optimizer has no kernel on this device.
         RuntimeError: no plan fits, or a table was not sharded.
     """
     layer = model.get_submodule("embeddings")
@@ -114,6 +115,7 @@ def parallelize(
             f"parallelize: expected model.embeddings to be an EmbeddingLayer, got "
             f"{type(layer).__name__}"
         )
+    sparse_optimizer.check_device(runtime.device.type)
     fuse_optimizer(layer, sparse_optimizer)
     topology = config.sharding.topology(
         runtime.world_size, runtime.local_world_size, runtime.device.type

@@ -77,6 +77,7 @@ def plan_config(config: TrainConfig, world_size: int, local_world_size: int, dev
     layer = EmbeddingLayer(config.schema, torch.device("meta"), config.runtime.seed)
     # Modules are named as they are in a model, so that a run can use the plan.
     model = torch.nn.ModuleDict({"embeddings": layer})
+    config.sparse.check_device(device)
     fuse_optimizer(layer, config.sparse)
     sharding = config.parallel.sharding
     topology = sharding.topology(world_size, local_world_size, device)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from trainer import checkpoint
 from trainer.parallelize import Parallel
@@ -37,7 +38,7 @@ class TrainState:
         """Return all state as nested tensors that share memory with the run."""
         return {
             "model": self._parallel.module.state_dict(),
-            "fused": self._parallel.fused_optimizer.state_dict()["state"],
+            **fused_tensors(self._parallel.fused_optimizer),
             "dense": checkpoint.optimizer_tensors(self._optimizer, self._parallel.dense_parameters),
             "random": {self._random_name(): torch.get_rng_state()},
         }
@@ -62,6 +63,16 @@ class TrainState:
 
     def _random_name(self) -> str:
         return f"rank{self._runtime.rank}"
+
+
+def fused_tensors(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the states of the tables' optimizer under the key `fused`; no key if it has none.
+
+    An empty group would be saved under a name that depends on which ranks hold tables.
+    """
+    states: dict[str, Any] = optimizer.state_dict()["state"]
+    found = {name: parts for name, parts in states.items() if parts}
+    return {"fused": found} if found else {}
 
 
 def flatten(tensors: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
+from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
 from embeddings.collection import EmbeddingLayer, local_shards
-from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
+from embeddings.optimizer import DEFAULT_EPS, SparseOptimizerConfig, fuse_optimizer, state_bytes
 from embeddings.schema import Label, Schema, SparseFeature, Table
 from models.batch import Batch
 from tests.support.processes import Processes
 from tests.support.tiny import make_batch
 from tests.support.training import Recipe, Session
+from trainer.optimizer import DenseOptimizerConfig
 from trainer.runtime import Runtime
 
 SCHEMA = Schema(
@@ -104,8 +106,8 @@ def test_a_sharded_table_follows_the_formula(processes: Processes, kind: Any) ->
         assert untouched.any() and torch.equal(after[untouched], before[untouched])
 
 
-def _eps_is_felt(runtime: Runtime, eps: float) -> float:
-    session = Session(runtime, Recipe(sparse=SparseOptimizerConfig(learning_rate=0.1, eps=eps)))
+def _eps_is_felt(runtime: Runtime, eps: dict[str, Any]) -> float:
+    session = Session(runtime, Recipe(sparse=SparseOptimizerConfig(learning_rate=0.1, **eps)))
     before = _table(session)
     batch: Batch = make_batch(8, 0)
     session.backward(batch)
@@ -115,16 +117,84 @@ def _eps_is_felt(runtime: Runtime, eps: float) -> float:
 
 @pytest.mark.dist
 def test_eps_reaches_the_fused_kernel(processes: Processes) -> None:
-    (small,) = processes.run(_eps_is_felt, 1e-8, world_size=1)
-    (large,) = processes.run(_eps_is_felt, 1.0, world_size=1)
-    assert small > 0.05
-    assert large < 0.02
+    changes = [
+        processes.run(_eps_is_felt, eps, world_size=1)[0]
+        for eps in (
+            {},
+            {"eps": 1e-8},
+            {"eps": 1.0},
+            {"table_eps": {"user": 1.0}},
+            {"table_eps": {"item": 1.0}},
+        )
+    ]
+    default, small, large, own, others = changes
+    assert default == small == others > 0.05
+    assert own == large < 0.02
+
+
+@pytest.mark.parametrize("kind", ["rowwise_adagrad", "adagrad"])
+def test_one_eps_is_the_default_of_tables_and_dense_weights_sharded_or_not(kind: Any) -> None:
+    config = SparseOptimizerConfig(kind=kind)
+    assert config.eps == DenseOptimizerConfig().eps == DEFAULT_EPS
+    layer = EmbeddingLayer(SCHEMA, seed=1)
+    fuse_optimizer(layer, config)
+    (weight,) = layer.parameters()
+    # What the unsharded optimizer runs with, and what a sharded table's kernel is given.
+    assert cast(Any, weight)._in_backward_optimizers[0].defaults["eps"] == DEFAULT_EPS
+    assert cast(Any, weight)._optimizer_kwargs == [{"lr": 0.02, "eps": DEFAULT_EPS}]
+
+
+def test_what_an_optimizer_runs_with_is_said_in_one_line() -> None:
+    config = SparseOptimizerConfig(table_learning_rates={"t": 0.1}, table_eps={"u": 1e-4})
+    assert config.describe() == (
+        "rowwise_adagrad, learning rate 0.02, eps 1e-08, learning rate 0.1 of 't', eps 0.0001 of "
+        "'u'"
+    )
+    assert SparseOptimizerConfig(kind="sgd").describe() == "sgd, learning rate 0.02"
+    assert "betas 0.9 and 0.999" in SparseOptimizerConfig(kind="adam").describe()
+
+
+def _adam(runtime: Runtime) -> str:
+    try:
+        Session(runtime, Recipe(sparse=SparseOptimizerConfig(kind="adam")))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.dist
+def test_adam_is_refused_where_it_has_no_kernel_and_the_device_is_named(
+    processes: Processes,
+) -> None:
+    (message,) = processes.run(_adam, world_size=1)
+    assert message == (
+        "sparse.kind: 'adam' has no fused kernel on cpu, only on cuda; use one of "
+        "['rowwise_adagrad', 'adagrad', 'sgd'], or train there"
+    )
+    SparseOptimizerConfig(kind="adam").check_device("cuda")
+
+
+def test_adam_is_planned_with_two_numbers_a_weight_and_its_kernel_gets_its_settings() -> None:
+    config = SparseOptimizerConfig(kind="adam", learning_rate=0.1, beta1=0.8)
+    layer = EmbeddingLayer(SCHEMA, torch.device("meta"))
+    fuse_optimizer(layer, config)
+    (weight,) = layer.parameters()
+    options = cast(Any, weight)._optimizer_kwargs[0]
+    assert options == {"lr": 0.1, "eps": DEFAULT_EPS, "beta1": 0.8, "beta2": 0.999}
+    kernel: Any = optimizer_type_to_emb_opt_type(cast(Any, weight)._optimizer_classes[0])
+    assert kernel.value == "adam"
+    per_row = {kind: state_bytes(kind, 16) for kind in (*KINDS, "adam")}
+    assert per_row == {"rowwise_adagrad": 4, "adagrad": 64, "sgd": 0, "adam": 128}
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "adam"}, "kind: expected one of"),
+        ({"kind": "adamax"}, "kind: expected one of"),
+        ({"beta1": 0.8}, "beta1 and beta2: have no effect on kind 'rowwise_adagrad'"),
+        ({"kind": "adam", "beta2": 1.0}, "beta1 and beta2: expected numbers"),
+        ({"table_eps": {"t": 0.0}}, "eps: expected a number > 0, got 0.0"),
+        ({"kind": "sgd", "table_eps": {"t": 1e-6}}, "eps: has no effect on kind 'sgd'"),
         ({"learning_rate": 0.0}, "learning_rate: expected a number > 0"),
         ({"learning_rate": float("nan")}, "learning_rate"),
         ({"eps": 0.0}, "eps: expected a number > 0"),

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""What the tables of a model ask of the ranks that hold them, and how each may be sharded.
+
+Shapes: D columns of a table, R ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+from torchrec.distributed.planner import Topology
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from embeddings.collection import EmbeddingLayer
+from embeddings.optimizer import state_bytes
+from embeddings.placement import TableLoad
+from embeddings.plans import ShardingKind
+from embeddings.schema import SparseFeature
+from embeddings.sharders import sharders
+
+# In order of preference: each is cheaper to exchange than the next.
+KINDS = ("table_wise", "table_row_wise", "row_wise", "column_wise")
+
+
+def table_loads(
+    model: nn.Module,
+    told: Mapping[str, ShardingKind],
+    sharding_types: Sequence[ShardingKind],
+    topology: Topology,
+) -> list[TableLoad]:
+    """Return what every table of `model` asks of the ranks.
+
+    told: the one kind that a table must get, by name. sharding_types: those others may get.
+
+    Raises:
+        RuntimeError: the device offers none of the kinds that a table may have.
+    """
+    offered = {sharder.module_type: sharder for sharder in sharders()}
+    features: dict[str, SparseFeature] = {}
+    loads = []
+    for path, module in model.named_modules():
+        if isinstance(module, EmbeddingLayer):
+            features = {feature.name: feature for feature in module.schema.sparse}
+        if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
+            continue
+        pooled = isinstance(module, EmbeddingBagCollection)
+        device = offered[type(module)].sharding_types(topology.compute_device)
+        configs = module.embedding_bag_configs() if pooled else module.embedding_configs()
+        weights = {name.split(".")[-2]: weight for name, weight in module.named_parameters()}
+        for table in configs:
+            # Splitting rows over one rank would only cost the splitting.
+            only = told.get(table.name, "table_wise" if topology.world_size == 1 else None)
+            kinds = [only] if only else list(sharding_types)
+            able = [kind for kind in KINDS if kind in device and _fills(kind, table, topology)]
+            if not set(kinds) & set(able):
+                raise RuntimeError(
+                    f"sharding: table {table.name!r} of {table.num_embeddings:,} rows may be "
+                    f"{kinds}, and {topology.world_size} {topology.compute_device} ranks offer "
+                    f"{able} for it (no rank may be left without rows); allow more sharding types"
+                )
+            classes = getattr(weights[table.name], "_optimizer_classes", [RowWiseAdagrad])
+            own = [features[name] for name in table.feature_names]
+            loads.append(
+                TableLoad(
+                    name=table.name,
+                    module=path,
+                    rows=table.num_embeddings,
+                    columns=table.embedding_dim,
+                    state_bytes=state_bytes(classes[0], table.embedding_dim),
+                    ids=sum(max(1, feature.max_length) for feature in own),
+                    vectors=len(own),
+                    pooled=pooled,
+                    kinds=tuple(kind for kind in able if kind in kinds),
+                )
+            )
+    return loads
+
+
+def _fills(kind: str, table: BaseEmbeddingConfig, topology: Topology) -> bool:
+    """Return whether each of a table's ranks gets rows of it.
+
+    fbgemm's backward takes a table without rows for the next one in its kernel, whose columns
+    beyond the first one's width then stay untrained.
+    """
+    parts = {"row_wise": topology.world_size, "table_row_wise": topology.local_world_size}
+    ranks, rows = parts.get(kind, 1), table.num_embeddings
+    return -(-rows // ranks) * (ranks - 1) < rows
