@@ -107,6 +107,14 @@ class SparseOptimizerConfig:
             parts += [f"{what} {value:g} of {table!r}" for table, value in by_table.items()]
         return ", ".join(parts)
 
+    @property
+    def zero_is_no_update(self) -> bool:
+        """Whether a gradient of zeros leaves touched rows and their state as they are, bit by bit.
+
+        True of optimizers without momentum, decay or a count of steps: what they add is zero.
+        """
+        return self.kind in ("rowwise_adagrad", "adagrad", "sgd")
+
 
 def fuse_optimizer(layer: nn.Module, config: SparseOptimizerConfig) -> None:
     """Attach the optimizer to every weight of `layer`: from now on its backward updates them.

@@ -7,6 +7,7 @@ Training, evaluation and comparison build both here, so that they cannot differ.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import torch
 
@@ -15,8 +16,19 @@ from trainer.config import TrainConfig
 from trainer.data.loader import Loader
 from trainer.data.parquet import discover, keep_rows
 from trainer.days import parse_days, parse_rows
-from trainer.parallelize import Parallel, parallelize
+from trainer.dense import Dense
+from trainer.parallelize import Parallel, Pipeline, build_dense, parallelize
+from trainer.precision import Precision
 from trainer.runtime import Runtime
+
+
+class Training(NamedTuple):
+    """A distributed model and what steps it."""
+
+    parallel: Parallel
+    dense: Dense
+    precision: Precision
+    pipeline: Pipeline
 
 
 def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:
@@ -44,7 +56,11 @@ def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:
     )
 
 
-def build_parallel(config: TrainConfig, runtime: Runtime) -> Parallel:
-    """Build the model alike on all ranks and distribute it."""
+def build_training(config: TrainConfig, runtime: Runtime) -> Training:
+    """Build the model alike on all ranks, distribute it, and put its optimizers beside it."""
     model = RankingModel(config.schema, config.model, torch.device("meta"), config.runtime.seed)
-    return parallelize(model, config.parallel, config.sparse, runtime, config.loader.batch_size)
+    parallel = parallelize(model, config.parallel, config.sparse, runtime, config.loader.batch_size)
+    optimizer = config.dense.build(parallel.dense_parameters)
+    dense = build_dense(parallel, optimizer, runtime)
+    precision = config.precision.build(parallel.model, dense, config.sparse.zero_is_no_update)
+    return Training(parallel, dense, precision, Pipeline(parallel, precision, runtime.device))

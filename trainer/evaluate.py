@@ -24,7 +24,7 @@ import torch
 
 from models.ranking import Predictions
 from trainer import checkpoint
-from trainer.build import build_parallel, open_loader
+from trainer.build import build_training, open_loader
 from trainer.config import TrainConfig, config_from_dict
 from trainer.curves import json_ready
 from trainer.data.loader import Loader
@@ -144,14 +144,12 @@ def open_checkpoint(path: Path, data: str, chosen: tuple[str, str], runtime: Run
     )
     check_families((trained, *loader.files))
     check_tables(config.schema.tables, config.sparse, runtime)
-    parallel = build_parallel(config, runtime)
+    training = build_training(config, runtime)
+    parallel = training.parallel
     tensors: dict[str, Any] = {"model": parallel.module.state_dict()}
     checkpoint.load(tensors, path)
     parallel.module.load_state_dict(tensors["model"])
-    optimizer = config.dense.build(parallel.dense_parameters)
-    precision = config.precision.build(parallel.model, optimizer, runtime.group)
-    pipeline = Pipeline(parallel, optimizer, precision, runtime.device)
-    return Opened(pipeline, loader, config, manifest["step"])
+    return Opened(training.pipeline, loader, config, manifest["step"])
 
 
 def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from models.batch import Batch
 from models.specformer import SpecFormer
 from trainer import checkpoint
 from trainer.alarms import LabelWeights
-from trainer.build import build_parallel, open_loader
+from trainer.build import build_training, open_loader
 from trainer.config import TrainConfig, to_dict
 from trainer.curves import truncate, write_json
 from trainer.data.parquet import LogFile, check_families
@@ -30,7 +30,6 @@ from trainer.manifest import RUN, prune, read_manifest
 from trainer.memory import check_tables
 from trainer.metrics import undefined
 from trainer.optimizer import learning_rates
-from trainer.parallelize import Pipeline
 from trainer.run_folder import CHECKPOINTS, CONFIG, EVALUATIONS, INHERITED, METRICS, RANKS, claim
 from trainer.runtime import RunError, Runtime
 from trainer.state import TrainState
@@ -62,11 +61,9 @@ class Trainer:
         begun = (output / CONFIG).exists()
         resume_from = claim(output, config, runtime)
         self.anew = begun and resume_from is None
-        self.parallel = build_parallel(config, runtime)
-        self.optimizer = config.dense.build(self.parallel.dense_parameters)
-        self.precision = config.precision.build(self.parallel.model, self.optimizer, runtime.group)
-        self.pipeline = Pipeline(self.parallel, self.optimizer, self.precision, runtime.device)
-        self.state = TrainState(self.parallel, self.optimizer, self.precision, runtime)
+        training = build_training(config, runtime)
+        self.parallel, self.dense, self.precision, self.pipeline = training
+        self.state = TrainState(self.parallel, self.dense, runtime)
         self.step = self.rows = self.epoch = self.epoch_start = 0
         self.train_seconds = self.wait_seconds = 0.0
         self.clock = 0.0, 0.0
@@ -95,7 +92,7 @@ class Trainer:
                 "with --inherit.sources data_position fresh"
             )
         self.schedule = config.dense.schedule.build(
-            self.total_steps, self.optimizer, self.parallel.fused_optimizer
+            self.total_steps, self.dense.optimizer, self.parallel.fused_optimizer
         )
         self.telemetry = config.log.build(output, runtime.rank, self.end_step)
         if runtime.is_first:
@@ -189,13 +186,13 @@ class Trainer:
             StepReport(
                 step=self.step,
                 rows=self.rows - before,
-                loss=result.loss,
+                loss=result.on_device.loss,
                 predictions=predictions.probabilities,
                 labels=predictions.labels,
                 weights=predictions.weights,
-                learning_rate=learning_rates(self.optimizer)[0],
-                loss_scale=result.loss_scale,
-                skipped=result.num_skipped,
+                learning_rate=learning_rates(self.dense.optimizer)[0],
+                loss_scale=result.on_device.loss_scale,
+                skipped=result.on_device.num_skipped,
             )
         )
 

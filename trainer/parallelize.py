@@ -32,7 +32,9 @@ from embeddings.plans import Plan
 from embeddings.sharders import sharders, sharding_plan
 from embeddings.sharding import ShardingConfig, plan_tables
 from models.batch import Batch
-from trainer.precision import Precision, Step
+from trainer.dense import Dense, Replicated
+from trainer.loss_scale import Step
+from trainer.precision import Precision
 from trainer.runtime import Runtime
 
 
@@ -153,6 +155,14 @@ def parallelize(
     )
 
 
+def build_dense(parallel: Parallel, optimizer: torch.optim.Optimizer, runtime: Runtime) -> Dense:
+    """Return the dense weights of `parallel` with their optimizer, ready for steps.
+
+    optimizer: of `parallel.dense_parameters`, fresh.
+    """
+    return Replicated(parallel.dense_parameters, optimizer, runtime.group)
+
+
 def _ignore_renamings() -> None:
     """Ignore that torch has renamed what this TorchRec calls; they are pinned together."""
     renamed = "broadcast_buffers|torch.distributed.(reduce_scatter_tensor|all_gather_into_tensor)"
@@ -169,20 +179,21 @@ class Pipeline(TrainPipelineSparseDist[Batch, Any]):
 
     Args:
         parallel: the model.
-        optimizer: of the dense weights.
-        precision: of the same model and optimizer.
+        precision: of the same model, with its dense weights.
         device: where to compute.
     """
 
     def __init__(
         self,
         parallel: Parallel,
-        optimizer: torch.optim.Optimizer,
         precision: Precision,
         device: torch.device,
     ) -> None:
         super().__init__(
-            parallel.module, optimizer, device, custom_model_fwd=cast(Any, self._forward)
+            parallel.module,
+            cast(Any, precision.dense),  # of which only zero_grad is called
+            device,
+            custom_model_fwd=cast(Any, self._forward),
         )
         self.parallel = parallel
         self.precision = precision
@@ -205,7 +216,7 @@ class Pipeline(TrainPipelineSparseDist[Batch, Any]):
 
     def _forward(self, batch: Batch | None) -> tuple[Tensor, HasWeightSum]:
         with self.precision.autocast():
-            loss, predictions = self.parallel.module(batch)
+            loss, predictions = self.precision.dense.forward(self.parallel.module, batch)
         self._weight_sum = predictions.weight_sum
         return loss, predictions
 
@@ -213,8 +224,7 @@ class Pipeline(TrainPipelineSparseDist[Batch, Any]):
         assert self._weight_sum is not None
         self.precision.backward(losses, self._weight_sum)
         if self.last_step is None and not self.parallel.config.find_unused_parameters:
-            dense = self.parallel.dense_parameters.items()
-            unused = [name for name, p in dense if p.requires_grad and p.grad is None]
+            unused = self.precision.dense.unused()
             if unused:
                 raise RuntimeError(
                     f"parallel: expected a gradient of every dense weight, got none of {unused}; "

@@ -8,8 +8,13 @@ one overflow would leave NaN in every touched row for good. Backward therefore r
    of the dense weights (averaged over ranks by DDP) and of the cut.
 2. All ranks decide together, in one all-reduce, whether every gradient is finite. If so, gradients
    are unscaled and clipped, the dense optimizer steps, and the cut's gradients go on into the
-   tables, whose backward runs the fused update. If not, nothing has changed anywhere, and the scale
+   tables, whose backward runs the fused update. If not, nothing changes anywhere, and the scale
    halves.
+
+The decision stays on the device: the dense optimizer's kernel looks at it there, and the tables get
+zeros in place of gradients, which change no bit of a table or of its optimizer's state (of those
+optimizers for which that is so; see `SparseOptimizerConfig.zero_is_no_update`). So the host queues
+a step without waiting for the one before.
 
 The same all-reduce carries the weights of the ranks' losses: a rank's loss is a mean over its own
 weight w_r, and the run's loss is the mean over all of it, W, so each rank's gradient counts w_r * R
@@ -24,7 +29,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -33,26 +38,11 @@ from torch.nn.utils import get_total_norm
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from embeddings.collection import Embeddings
+from trainer.dense import Dense
+from trainer.loss_scale import MAX_SCALE, HostCopy, LossScale, Step, StepNumbers
 from trainer.runtime import RunError
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_MAX_SCALE = 2.0**32
-
-
-class Step(NamedTuple):
-    """What a step did, the same on all ranks.
-
-    loss: mean over the weight of all ranks. weight_sum: that weight. skipped: nothing was changed.
-    gradient_norm: of the unscaled gradient, before clipping. loss_scale: the one used. num_skipped:
-    steps skipped since the run began.
-    """
-
-    loss: float
-    weight_sum: float
-    skipped: bool
-    gradient_norm: float
-    loss_scale: float
-    num_skipped: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +72,9 @@ class PrecisionConfig:
             )
         if self.clip not in ("dense", "all"):
             raise ValueError(f"precision.clip: expected 'dense' or 'all', got {self.clip!r}")
-        if not 0 < self.initial_scale <= _MAX_SCALE:
+        if not 0 < self.initial_scale <= MAX_SCALE:
             raise ValueError(
-                f"precision.initial_scale: expected a number in (0, {_MAX_SCALE:g}], got "
+                f"precision.initial_scale: expected a number in (0, {MAX_SCALE:g}], got "
                 f"{self.initial_scale}"
             )
         if self.growth_interval < 1 or self.max_consecutive_skips < 1:
@@ -107,16 +97,20 @@ class PrecisionConfig:
             )
 
     def build(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+        self,
+        model: nn.Module,
+        dense: Dense,
+        zero_is_no_update: bool = True,
     ) -> Precision:
         """Return the Precision of `model`, whose tokenizer's input becomes the cut.
 
         Args:
             model: the unwrapped model, with a `tokenizer` that takes Embeddings.
-            optimizer: of the dense weights, which are the gradients that are checked.
-            group: all ranks.
+            dense: the weights outside the tables.
+            zero_is_no_update: whether a gradient of zeros leaves a table and its optimizer as they
+                are (`SparseOptimizerConfig.zero_is_no_update`).
         """
-        return Precision(self, model, optimizer, group)
+        return Precision(self, model, dense, zero_is_no_update)
 
 
 class Precision:
@@ -126,25 +120,40 @@ class Precision:
         self,
         config: PrecisionConfig,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        group: dist.ProcessGroup,
+        dense: Dense,
+        zero_is_no_update: bool,
     ) -> None:
         self.config = config
-        self.loss_scale = config.initial_scale if config.dtype == "fp16" else 1.0
-        self.num_skipped = 0
-        self._optimizer = optimizer
-        self._group = group
-        self._dense = [p for part in optimizer.param_groups for p in part["params"]]
-        self._device = self._dense[0].device
-        self._good_steps = 0
-        self._consecutive_skips = 0
+        self.dense, self._group = dense, dense.group
+        self._zero_is_no_update = zero_is_no_update
+        self._device = next(iter(dense.parameters.values())).device
+        half = config.dtype == "fp16"
+        self.scaling = LossScale(
+            config.initial_scale if half else 1.0, half, config.growth_interval, self._device
+        )
         # A power of two near W / R: keeps scaled losses near loss * scale and rounds nothing.
-        self._usual_weight = 0.0
+        self._usual_weight = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._knows_weight = False
+        self._consecutive: HostCopy | None = None
         self._outputs: list[Tensor] = []
         self._leaves: list[Tensor] = []
         self._local = torch.zeros(2, dtype=torch.float64, device=self._device)
         tokenizer = model.get_submodule("tokenizer")
         self._hook = tokenizer.register_forward_pre_hook(self._cut, with_kwargs=True)
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale of the next step."""
+        return self.scaling.scale.item()
+
+    @loss_scale.setter
+    def loss_scale(self, value: float) -> None:
+        self.scaling.scale.fill_(value)
+
+    @property
+    def num_skipped(self) -> int:
+        """Steps skipped for overflow so far."""
+        return int(self.scaling.num_skipped.item())
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which the model's forward runs."""
@@ -159,83 +168,94 @@ class Precision:
             weight_sum: 0-d, that weight; 0 for a rank whose batch is all padding.
         """
         weight = weight_sum.detach().double()
-        if not self._usual_weight:
+        if not self._knows_weight:
             total = weight.clone()
             dist.all_reduce(total, group=self._group)
-            self._usual_weight = _power_of_two(total.item() / self._group.size())
+            self._usual_weight = _power_of_two(total / self._group.size())
+            self._knows_weight = True
         self._local = torch.stack((weight, loss.detach().double() * weight))
-        factor = (weight * (self.loss_scale / self._usual_weight)).to(loss.dtype)
-        (loss * factor).backward()
+        factor = (weight * (self.scaling.scale / self._usual_weight)).to(loss.dtype)
+        self.dense.backward(loss * factor)
 
     def apply(self) -> Step:
         """Run phase 2: decide, and update dense weights and tables, or nothing.
 
         Raises:
-            RunError: too many steps in a row without a finite gradient.
+            RunError: too many steps in a row, up to the one before, without a finite gradient.
         """
-        dense = [p.grad for p in self._dense if p.grad is not None]
+        self._check_skips()
         # A leaf that the model did not use still takes part, because its backward is a collective.
         cut = [torch.zeros_like(x) if x.grad is None else x.grad for x in self._leaves]
         # Finite if every element is (and their norm, in fp32).
-        dense_square, cut_square = (get_total_norm(part).double() ** 2 for part in (dense, cut))
-        finite = torch.isfinite(dense_square + cut_square)
-        zero = torch.zeros_like(cut_square)
-        shared = torch.stack(
-            (*self._local, torch.where(finite, cut_square, zero), (~finite).double())
-        )
+        dense_square, cut_square = self.dense.square(), get_total_norm(cut).double() ** 2
+        bad = ~torch.isfinite(dense_square + cut_square)
+        squares = (torch.where(bad, 0.0, part) for part in (cut_square, dense_square))
+        shared = torch.stack((*self._local, *squares, bad.double()))
         dist.all_reduce(shared, group=self._group)
-        weight, weighted_loss, cut_total, bad, dense_total = [*shared.tolist(), dense_square.item()]
-        ranks, used_scale = self._group.size(), self.loss_scale
-        skipped = bad > 0 or weight == 0
-        unscale = ranks * self._usual_weight / (weight * used_scale) if weight else 0.0
-        norm = unscale * math.sqrt(dense_total) if math.isfinite(dense_total) else math.inf
+        weight, weighted_loss, cut_total, dense_total, num_bad = shared.unbind()
+        overflow, empty = num_bad > 0, weight == 0
+        skip, used_scale, ranks = overflow | empty, self.scaling.scale, self._group.size()
+        unscale = ranks * self._usual_weight / (weight * used_scale)
+        norm = unscale * dense_total.sqrt()
         if self.config.clip == "all":
-            norm = math.hypot(norm, unscale / ranks * math.sqrt(cut_total))
-        if not skipped:
-            limit = self.config.max_norm
-            factor = unscale * (limit / norm if limit and norm > limit else 1.0)
-            of_cut = factor if self.config.clip == "all" else unscale
-            torch._foreach_mul_(dense, factor)  # pyright: ignore[reportPrivateImportUsage]
-            self._optimizer.step()
-            if cut:
-                torch._foreach_mul_(cut, of_cut)  # pyright: ignore[reportPrivateImportUsage]
-                torch.autograd.backward(self._outputs, cut)
+            norm = torch.hypot(norm, unscale / ranks * cut_total.sqrt())
+        factor = unscale
+        if self.config.max_norm:
+            factor = unscale * (self.config.max_norm / norm).clamp(max=1.0)
+        self.dense.step(factor, skip)
+        self._update_tables(cut, factor if self.config.clip == "all" else unscale, skip)
         self._outputs, self._leaves = [], []
-        self._update(overflow=bad > 0)
-        if weight:
-            self._usual_weight = _power_of_two(weight / ranks)
-        return Step(
-            loss=weighted_loss / weight if weight else 0.0,
-            weight_sum=weight,
-            skipped=skipped,
-            gradient_norm=norm if bad == 0 else math.inf,
-            loss_scale=used_scale,
-            num_skipped=self.num_skipped,
+        self.scaling.update(overflow)
+        self._consecutive = HostCopy(self.scaling.consecutive_skips)
+        self._usual_weight = torch.where(
+            empty, self._usual_weight, _power_of_two(torch.where(empty, 1.0, weight / ranks))
         )
-
-    def step(self, loss: Tensor, weight_sum: Tensor) -> Step:
-        """Run both phases. Gradients must be zero before: `optimizer.zero_grad()`."""
-        self.backward(loss, weight_sum)
-        return self.apply()
+        numbers = StepNumbers(
+            loss=torch.where(empty, 0.0, weighted_loss / weight),
+            weight_sum=weight,
+            skipped=skip.double(),
+            gradient_norm=torch.where(overflow, math.inf, torch.where(empty, 0.0, norm)),
+            loss_scale=used_scale,
+            num_skipped=self.scaling.num_skipped,
+        )
+        return Step(numbers)
 
     def state_dict(self) -> dict[str, float]:
         """Return what a resumed run needs to continue bit by bit."""
-        return {
-            "loss_scale": self.loss_scale,
-            "good_steps": self._good_steps,
-            "num_skipped": self.num_skipped,
-            "consecutive_skips": self._consecutive_skips,
-            "usual_weight": self._usual_weight,
-        }
+        return {**self.scaling.state_dict(), "usual_weight": self._usual_weight.item()}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Continue from `state_dict`. The scale is taken over only between runs in fp16."""
-        if self.config.dtype == "fp16":
-            self.loss_scale = float(state["loss_scale"])
-            self._good_steps = int(state["good_steps"])
-        self.num_skipped = int(state["num_skipped"])
-        self._consecutive_skips = int(state["consecutive_skips"])
-        self._usual_weight = float(state["usual_weight"])
+        self.scaling.load_state_dict(state)
+        self._usual_weight.fill_(float(state["usual_weight"]))
+        self._knows_weight = bool(state["usual_weight"])
+
+    def _update_tables(self, cut: list[Tensor], factor: Tensor, skip: Tensor) -> None:
+        """Send the cut's gradients times `factor` on into the tables, or nothing.
+
+        Where an optimizer takes a gradient of zeros for no update, zeros are sent on and the
+        decision stays on the device; the others wait for it here.
+        """
+        if not cut or (not self._zero_is_no_update and bool(skip)):
+            return
+        scalar = factor.to(cut[0].dtype)
+        gradients = [torch.where(skip, 0.0, gradient * scalar) for gradient in cut]
+        torch.autograd.backward(self._outputs, gradients)
+
+    def _check_skips(self) -> None:
+        """Fail if the steps up to the one before were skipped too often in a row.
+
+        By now that number has long arrived: the device is at work on the step after it.
+        """
+        if self._consecutive is None:
+            return
+        skips, limit = int(self._consecutive.read()), self.config.max_consecutive_skips
+        if skips >= limit:
+            raise RunError(
+                f"precision: no finite gradient in {skips} steps in a row (dtype "
+                f"{self.config.dtype}, loss scale now {self.loss_scale:g}); look for NaN in the "
+                "data, lower the learning rate or set precision.dtype to 'bf16' or 'fp32'"
+            )
 
     def _cut(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replace Embeddings among the tokenizer's arguments, in training by leaves."""
@@ -273,28 +293,8 @@ class Precision:
             output = leaf
         return output.to(_DTYPES[self.config.dtype])
 
-    def _update(self, overflow: bool) -> None:
-        """Move the scale and count skipped steps."""
-        if not overflow:
-            self._consecutive_skips = 0
-            self._good_steps += 1
-            if self.config.dtype == "fp16" and self._good_steps >= self.config.growth_interval:
-                self.loss_scale = min(2.0 * self.loss_scale, _MAX_SCALE)
-                self._good_steps = 0
-            return
-        self._good_steps = 0
-        self.num_skipped += 1
-        self._consecutive_skips += 1
-        if self.config.dtype == "fp16":
-            self.loss_scale *= 0.5
-        if self._consecutive_skips >= self.config.max_consecutive_skips:
-            raise RunError(
-                f"precision: no finite gradient in {self._consecutive_skips} steps in a row (dtype "
-                f"{self.config.dtype}, loss scale now {self.loss_scale:g}); look for NaN in the "
-                "data, lower the learning rate or set precision.dtype to 'bf16' or 'fp32'"
-            )
 
-
-def _power_of_two(value: float) -> float:
-    """Return the power of two nearest below `value`; 1 for 0."""
-    return 2.0 ** math.floor(math.log2(value)) if value > 0 else 1.0
+def _power_of_two(value: Tensor) -> Tensor:
+    """Return the power of two nearest below a 0-d float64 `value`; 1 for 0."""
+    exponent = torch.frexp(value)[1] - 1
+    return torch.where(value > 0, torch.ldexp(torch.ones_like(value), exponent), 1.0)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainer import checkpoint
+from trainer.dense import Dense
 from trainer.parallelize import Parallel
-from trainer.precision import Precision
 from trainer.runtime import Runtime
 
 
@@ -26,12 +26,11 @@ class TrainState:
     def __init__(
         self,
         parallel: Parallel,
-        optimizer: torch.optim.Optimizer,
-        precision: Precision,
+        dense: Dense,
         runtime: Runtime,
     ) -> None:
         self._parallel = parallel
-        self._optimizer = optimizer
+        self._dense = dense
         self._runtime = runtime
 
     def tensors(self) -> dict[str, Any]:
@@ -39,7 +38,7 @@ class TrainState:
         return {
             "model": self._parallel.module.state_dict(),
             **fused_tensors(self._parallel.fused_optimizer),
-            "dense": checkpoint.optimizer_tensors(self._optimizer, self._parallel.dense_parameters),
+            "dense": self._dense.tensors(),
             "random": {self._random_name(): torch.get_rng_state()},
         }
 

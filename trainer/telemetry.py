@@ -78,8 +78,8 @@ class StepReport:
     labels: Tensor | None = None
     weights: Tensor | None = None
     learning_rate: float = math.nan
-    loss_scale: float = 1.0
-    skipped: int = 0
+    loss_scale: Tensor | float = 1.0
+    skipped: Tensor | int = 0
 
 
 class Telemetry:
@@ -229,8 +229,8 @@ class Telemetry:
             "rows_per_second": (self._rows - self._interval_rows) / seconds,
             "input_wait": min((self.timer.seconds - self._interval_wait) / seconds, 1.0),
             "learning_rate": report.learning_rate,
-            "loss_scale": report.loss_scale,
-            "skipped": report.skipped,
+            "loss_scale": float(report.loss_scale),
+            "skipped": int(report.skipped),
             "nonfinite_steps": steps - int(finite),
             **self._window.summary(),
         }

@@ -147,7 +147,7 @@ def test_coalesced_lookups_equal_one_lookup_per_table_bit_for_bit(processes: Pro
 
 def _count_tiny(runtime: Runtime, sharding: ShardingConfig) -> dict[str, int]:
     session = Session(runtime, Recipe(sharding=sharding, num_steps=6))
-    pipeline = Pipeline(session.parallel, session.optimizer, session.precision, runtime.device)
+    pipeline = Pipeline(session.parallel, session.precision, runtime.device)
     with pytest.raises(RuntimeError, match="take one step before counting"):
         Counters(session.parallel.module).__enter__()
     batches = session.batches()

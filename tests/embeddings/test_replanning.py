@@ -38,7 +38,7 @@ def _step(session: Session, number: int) -> None:
 
 
 def _state(session: Session, runtime: Runtime) -> TrainState:
-    return TrainState(session.parallel, session.optimizer, session.precision, runtime)
+    return TrainState(session.parallel, session.replicas, runtime)
 
 
 def _save(runtime: Runtime, recipe: Recipe, folder: Path) -> tuple[Parts, Parts, Parts]:

@@ -15,9 +15,11 @@ from embeddings.optimizer import SparseOptimizerConfig
 from embeddings.sharding import ShardingConfig
 from models.batch import Batch
 from tests.support.tiny import TinyRanker, make_batch
+from trainer.dense import Replicated
+from trainer.loss_scale import Step
 from trainer.optimizer import DenseOptimizerConfig
 from trainer.parallelize import Parallel, ParallelConfig, Pipeline, parallelize
-from trainer.precision import Precision, PrecisionConfig, Step
+from trainer.precision import Precision, PrecisionConfig
 from trainer.runtime import Runtime
 
 Shards = dict[tuple[str, int, int], Tensor]
@@ -72,8 +74,11 @@ class Session:
             batch_size=16,
         )
         self.optimizer = recipe.dense.build(self.parallel.dense_parameters)
+        self.replicas = Replicated(self.parallel.dense_parameters, self.optimizer, runtime.group)
         self.precision: Precision = recipe.precision.build(
-            self.parallel.model, self.optimizer, runtime.group
+            self.parallel.model,
+            self.replicas,
+            recipe.sparse.zero_is_no_update,
         )
 
     def batch(self, step: int) -> Batch:
@@ -116,7 +121,7 @@ def train(runtime: Runtime, recipe: Recipe) -> Outcome:
     """Train from scratch."""
     session = Session(runtime, recipe)
     start, steps = session.tables(), []
-    pipeline = Pipeline(session.parallel, session.optimizer, session.precision, runtime.device)
+    pipeline = Pipeline(session.parallel, session.precision, runtime.device)
     batches = session.batches()
     if recipe.pipelined:
         for _ in range(recipe.num_steps):

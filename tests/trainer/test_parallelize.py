@@ -14,7 +14,7 @@ from models.batch import Batch
 from tests.support.processes import Processes
 from tests.support.tiny import TinyRanker, make_batch
 from tests.support.training import Recipe, Session, train, whole_tables
-from trainer.parallelize import ParallelConfig, Pipeline, parallelize
+from trainer.parallelize import ParallelConfig, Pipeline, build_dense, parallelize
 from trainer.runtime import Runtime
 
 pytestmark = pytest.mark.dist
@@ -107,7 +107,7 @@ def _predict(runtime: Runtime) -> tuple[bool, bool]:
     """Predict through the pipeline in evaluation mode; say whether tables stayed."""
     session = Session(runtime, Recipe())
     before = session.tables()
-    pipeline = Pipeline(session.parallel, session.optimizer, session.precision, runtime.device)
+    pipeline = Pipeline(session.parallel, session.precision, runtime.device)
     session.parallel.module.eval()
     output = pipeline.progress(session.batches())
     after = session.tables()
@@ -132,8 +132,9 @@ def _pipeline_with_touched_ids(runtime: Runtime) -> str:
     recipe = Recipe()
     parallel = parallelize(model, ParallelConfig(), recipe.sparse, runtime)
     optimizer = recipe.dense.build(parallel.dense_parameters)
-    precision = recipe.precision.build(parallel.model, optimizer, runtime.group)
-    pipeline = Pipeline(parallel, optimizer, precision, runtime.device)
+    dense = build_dense(parallel, optimizer, runtime)
+    precision = recipe.precision.build(parallel.model, dense)
+    pipeline = Pipeline(parallel, precision, runtime.device)
     try:
         pipeline.progress(iter([make_batch(4, 0)]))
     except RuntimeError as error:
@@ -152,9 +153,10 @@ def _pipeline_with_unused_weights(runtime: Runtime) -> str:
         TinyRanker(torch.device("meta")), ParallelConfig(), recipe.sparse, runtime
     )
     optimizer = recipe.dense.build(parallel.dense_parameters)
-    precision = recipe.precision.build(parallel.model, optimizer, runtime.group)
+    dense = build_dense(parallel, optimizer, runtime)
+    precision = recipe.precision.build(parallel.model, dense)
     try:
-        pipeline = Pipeline(parallel, optimizer, precision, runtime.device)
+        pipeline = Pipeline(parallel, precision, runtime.device)
         pipeline.progress(iter([make_batch(4, 0)]))
     except RuntimeError as error:
         return str(error)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from embeddings.optimizer import SparseOptimizerConfig
 from tests.support.processes import Processes
@@ -69,6 +71,90 @@ def test_one_bad_gradient_on_one_rank_changes_no_bit_on_any(
         assert skipped == [False, True, False]
         assert last.loss_scale == (scale / 2 if dtype == "fp16" else scale)
         assert last.num_skipped == 1
+
+
+def _everything(session: Session) -> dict[Any, torch.Tensor]:
+    return {**session.tables(), **session.states(), **session.dense()}
+
+
+def _spoil_at_random(runtime: Runtime, sparse: SparseOptimizerConfig, patterns: int) -> Any:
+    """Take `patterns` steps, most with gradients spoilt somewhere on some rank; say what broke."""
+    precision = PrecisionConfig(dtype="fp16", initial_scale=256.0, growth_interval=3)
+    session = Session(runtime, Recipe(sparse=sparse, precision=precision))
+    draw = random.Random(5)  # the same on all ranks
+    faults: list[str] = []
+    scale, good, skips = 256.0, 0, 0
+    for number in range(patterns):
+        session.precision.loss_scale = scale = max(scale, 2.0)
+        session.backward(session.batch(number))
+        weights = list(session.parallel.dense_parameters.values())
+        targets = [p for p in weights if p.grad is not None] + session.precision._leaves
+        ranks = draw.choice([(), (0,), (1,), (0, 1)])
+        for rank in ranks:
+            target = targets[draw.randrange(len(targets))]
+            value, position = (
+                draw.choice([float("nan"), float("inf"), -float("inf")]),
+                draw.random(),
+            )
+            if rank == runtime.rank:
+                assert target.grad is not None
+                flat = target.grad.view(-1)
+                flat[int(position * flat.numel())] = value
+        before = _everything(session)
+        step = session.precision.apply()
+        after = _everything(session)
+        changed = [key for key in before if not torch.equal(before[key], after[key])]
+        if step.skipped != bool(ranks) or bool(changed) == bool(ranks):
+            faults.append(f"pattern {number} on ranks {ranks}: {step.skipped=}, {changed=}")
+        good = 0 if ranks else good + 1
+        skips += bool(ranks)
+        scale = scale / 2 if ranks else scale * (2 if good == 3 else 1)
+        good %= 3
+        if session.precision.loss_scale != scale or step.num_skipped != skips:
+            faults.append(f"pattern {number}: scale {session.precision.loss_scale}, not {scale}")
+    finite = all(bool(value.isfinite().all()) for value in _everything(session).values())
+    return faults, skips, finite
+
+
+@pytest.mark.dist
+def test_200_random_overflows_change_nothing_and_halve_the_scale_once(
+    processes: Processes,
+) -> None:
+    for faults, skips, finite in processes.run(_spoil_at_random, ADAGRAD, 200):
+        assert faults == []
+        assert 100 < skips < 200
+        assert finite
+
+
+class _HostReads(TorchDispatchMode):
+    """Counts the numbers that the host takes off the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def _count_host_reads(runtime: Runtime, zero_is_no_update: bool) -> list[int]:
+    precision = PrecisionConfig(dtype="fp16", max_norm=0.1, clip="all")
+    session = Session(runtime, Recipe(sparse=ADAGRAD, precision=precision))
+    session.precision._zero_is_no_update = zero_is_no_update
+    counts = []
+    for number in range(3):
+        session.backward(session.batch(number))
+        with _HostReads() as reads:
+            session.precision.apply()
+        counts.append(reads.count)
+    return counts
+
+
+@pytest.mark.dist
+def test_a_decision_is_not_read_on_the_host(processes: Processes) -> None:
+    # From the second step on, the count of skips of the step before is read: it has arrived.
+    assert processes.run(_count_host_reads, True)[0] == [0, 1, 1]
+    # An optimizer that moves at a gradient of zeros has to be told by the host.
+    assert processes.run(_count_host_reads, False)[0] == [1, 2, 2]
 
 
 def _overflow_for_real(runtime: Runtime) -> Any:

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT
+"""What a step decides and reports, as numbers that stay on the device that computes.
+
+The host never asks for them in a step: what a step decides stays where it was decided, and is read
+when a log line, a checkpoint or a failure needs it.
+
+Source: dynamic scaling as in Micikevicius et al., Mixed Precision Training, 2018, section 3.2.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MAX_SCALE = 2.0**32
+
+
+class LossScale:
+    """A scale that halves at an overflow and doubles after `growth_interval` good steps.
+
+    scale, num_skipped, consecutive_skips: 0-d float64 on `device`.
+
+    Args:
+        initial: the scale at the start.
+        dynamic: whether it moves at all.
+        growth_interval: good steps until it doubles.
+        device: where steps are decided.
+    """
+
+    def __init__(
+        self, initial: float, dynamic: bool, growth_interval: int, device: torch.device
+    ) -> None:
+        self.dynamic, self.growth_interval = dynamic, growth_interval
+        self.scale = torch.tensor(initial, dtype=torch.float64, device=device)
+        self.num_skipped, self.consecutive_skips, self._good_steps = (
+            torch.zeros((), dtype=torch.float64, device=device) for _ in range(3)
+        )
+
+    def update(self, overflow: Tensor) -> None:
+        """Take note of a step, `overflow` a 0-d bool."""
+        good_steps = self._good_steps + 1
+        grown, halved = self.scale, self.scale
+        if self.dynamic:
+            grows = good_steps >= self.growth_interval
+            grown = torch.where(grows, (2.0 * self.scale).clamp(max=MAX_SCALE), self.scale)
+            good_steps = torch.where(grows, 0.0, good_steps)
+            halved = 0.5 * self.scale
+        self.scale = torch.where(overflow, halved, grown)
+        self._good_steps = torch.where(overflow, 0.0, good_steps)
+        self.num_skipped = self.num_skipped + overflow
+        self.consecutive_skips = torch.where(overflow, self.consecutive_skips + 1, 0.0)
+
+    def state_dict(self) -> dict[str, float]:
+        """Return plain numbers from which `load_state_dict` goes on."""
+        return {
+            "loss_scale": self.scale.item(),
+            "good_steps": int(self._good_steps.item()),
+            "num_skipped": int(self.num_skipped.item()),
+            "consecutive_skips": int(self.consecutive_skips.item()),
+        }
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Continue from `state_dict`; a scale that does not move keeps its own."""
+        if self.dynamic:
+            self.scale.fill_(float(state["loss_scale"]))
+            self._good_steps.fill_(int(state["good_steps"]))
+        self.num_skipped.fill_(int(state["num_skipped"]))
+        self.consecutive_skips.fill_(int(state["consecutive_skips"]))
+
+
+class StepNumbers(NamedTuple):
+    """The numbers of a `Step` where they were computed, each 0-d float64."""
+
+    loss: Tensor
+    weight_sum: Tensor
+    skipped: Tensor
+    gradient_norm: Tensor
+    loss_scale: Tensor
+    num_skipped: Tensor
+
+
+class Step:
+    """What a step did, the same on all ranks. Reading a number waits for the device."""
+
+    def __init__(self, on_device: StepNumbers) -> None:
+        self.on_device = on_device
+
+    @functools.cached_property
+    def _numbers(self) -> list[float]:
+        return torch.stack(self.on_device).tolist()
+
+    @property
+    def loss(self) -> float:
+        """Mean over the weight of all ranks."""
+        return self._numbers[0]
+
+    @property
+    def weight_sum(self) -> float:
+        """The weight of all ranks."""
+        return self._numbers[1]
+
+    @property
+    def skipped(self) -> bool:
+        """Whether nothing was changed."""
+        return bool(self._numbers[2])
+
+    @property
+    def gradient_norm(self) -> float:
+        """Of the unscaled gradient, before clipping."""
+        return self._numbers[3]
+
+    @property
+    def loss_scale(self) -> float:
+        """The one used."""
+        return self._numbers[4]
+
+    @property
+    def num_skipped(self) -> int:
+        """Steps skipped for overflow since the run began."""
+        return int(self._numbers[5])
+
+
+class HostCopy:
+    """A number on its way to the host: reading it waits for what was queued before it, not after.
+
+    value: 0-d, on any device.
+    """
+
+    def __init__(self, value: Tensor) -> None:
+        self._copy = value.to("cpu", non_blocking=True)
+        self._ready = None
+        if value.device.type == "cuda":
+            self._ready = torch.cuda.Event()
+            self._ready.record()
+
+    def read(self) -> float:
+        """Return the number."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        return float(self._copy)
