@@ -21,7 +21,9 @@ from typing import Any, Literal
 
 from embeddings.plain import from_plain, suggest
 
-Transform = Literal["hash", "identity", "log_square", "hour_of_day", "hour_of_week", "length"]
+Transform = Literal[
+    "hash", "identity", "log_square", "log_quarter", "hour_of_day", "hour_of_week", "length"
+]
 DenseTransform = Literal["none", "log1p"]
 
 
@@ -71,8 +73,9 @@ class SparseFeature:
       `hash` mixes an integer's 64 bits (strings: XXH64 of their UTF-8 bytes) and takes the
       remainder; `identity` uses the integer v as row v + 1; `log_square` buckets a number at
       floor(ln(x)^2) for x > 2 and at int(x) below, as Criteo's counts are by the FuxiCTR
-      preprocessing; `hour_of_day` and `hour_of_week` read a timestamp (milliseconds since the
-      epoch, UTC); `length` is the number of entries of a list column.
+      preprocessing; `log_quarter` buckets it at floor(4 ln(1 + max(x, 0))), four buckets to a
+      factor of e; `hour_of_day` and `hour_of_week` read a timestamp (milliseconds since the epoch,
+      UTC); `length` is the number of entries of a list column.
     position: for kind `id` on a list column, which entry: -1 the newest, -2 the one before; missing
       if the list is shorter. 0 for a column that is no list.
     out_of_range: what an `identity` value outside [0, E - 2] does: `error`, or `oov` (row 0,
@@ -132,12 +135,15 @@ class SparseFeature:
 class DenseFeature:
     """A number of one column. `log1p` takes sign(x) * ln(1 + |x|).
 
+    standardize: subtract its mean and divide by its deviation, both after the transform and over
+      the first rows that a run trains on; checkpoints keep them.
     A null stays NaN: a model sees it as missing.
     """
 
     name: str
     column: str = ""
     transform: DenseTransform = "none"
+    standardize: bool = False
 
     def __post_init__(self) -> None:
         """Fill the column's name."""

@@ -11,6 +11,7 @@ fields' widths, D token width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,16 +75,41 @@ class ProjectionConfig:
 
 
 class DenseExpansion(nn.Module):
-    """Expand C numbers to vectors: x * w + b, or the column's own vector where x is missing."""
+    """Expand C numbers to vectors: x * w + b, or the column's own vector where x is missing.
 
-    def __init__(self, num_columns: int, dense_dim: int) -> None:
+    standardized: which columns are first shifted and scaled, (x - mean) / std, by what
+      `standardize` was given; until then nothing happens to them.
+    """
+
+    def __init__(self, standardized: Sequence[bool], dense_dim: int) -> None:
         super().__init__()
+        num_columns = len(standardized)
         self.weight = nn.Parameter(torch.empty(num_columns, dense_dim).normal_(std=0.1))
         self.bias = nn.Parameter(torch.zeros(num_columns, dense_dim))
         self.missing = nn.Parameter(torch.zeros(num_columns, dense_dim))
+        self.standardized = tuple(standardized)
+        self.mean: Tensor | None
+        self.std: Tensor | None
+        statistics = any(standardized)
+        self.register_buffer("mean", torch.zeros(num_columns) if statistics else None)
+        self.register_buffer("std", torch.ones(num_columns) if statistics else None)
+
+    def standardize(self, mean: Tensor, std: Tensor) -> None:
+        """Take over the columns' means and deviations, (C,); columns without are left as they are.
+
+        A column without values (its mean is NaN) or without any deviation keeps the scale 1.
+        """
+        if self.mean is None or self.std is None:
+            return
+        chosen = torch.tensor(self.standardized, device=mean.device)
+        mean, std = mean.nan_to_num(), torch.where(std > 0, std, torch.ones_like(std))
+        self.mean.copy_(torch.where(chosen, mean, torch.zeros_like(mean)))
+        self.std.copy_(torch.where(chosen, std, torch.ones_like(std)))
 
     def forward(self, dense: Tensor) -> Tensor:
         """Map (B, C) numbers, NaN where missing, to (B, C, dense_dim)."""
+        if self.mean is not None and self.std is not None:
+            dense = (dense - self.mean) / self.std
         absent = dense.isnan()
         values = torch.where(absent, 0.0, dense)[..., None] * self.weight + self.bias
         return torch.where(absent[..., None], self.missing, values)

@@ -155,7 +155,7 @@ class FieldTokenizer(nn.Module):
         super().__init__()
         names, widths, item_columns = _fields(schema, config, item=None)
         self.token_dim = config.token_dim
-        self.dense = DenseExpansion(len(schema.dense), config.dense_dim) if schema.dense else None
+        self.dense = _dense(schema, config)
         self.columns = FieldColumns(widths, config.num_tokens, config.projection.field_dim)
         if config.num_tokens:
             names = [f"slice_{index}" for index in range(config.num_tokens)]
@@ -211,7 +211,7 @@ class StreamTokenizer(nn.Module):
                 f"{suggest(unknown[0], names)}; context fields: {names}"
             )
         self.token_dim = config.token_dim
-        self.dense = DenseExpansion(len(schema.dense), config.dense_dim) if schema.dense else None
+        self.dense = _dense(schema, config)
         kept = [i for i, name in enumerate(names) if name in (config.stream_fields or names)]
         self.fields = FieldProjection([widths[i] for i in kept], config.token_dim)
         starts = [sum(widths[:i]) for i in range(len(widths))]
@@ -262,8 +262,13 @@ class StreamTokenizer(nn.Module):
         return Stream(fields, events, offsets, actions if self.has_actions else None, targets)
 
 
+def _dense(schema: Schema, config: TokenizerConfig) -> DenseExpansion | None:
+    """Return what expands the schema's dense columns, or None where it has none."""
+    standardized = [feature.standardize for feature in schema.dense]
+    return DenseExpansion(standardized, config.dense_dim) if standardized else None
+
+
 def _width(schema: Schema, feature: SparseFeature) -> int:
-    """Return the embedding width of `feature`."""
     return schema.table(feature.table).embedding_dim
 
 

@@ -85,7 +85,11 @@ def rules(schema: Schema, *, null_labels: bool = False) -> dict[str, Rule]:
     roles: dict[str, set[Role]] = {}
     lists: dict[str, set[bool]] = {}
     limits: dict[str, int] = {}
-    of_transform: dict[str, Role] = {"identity": "integer", "log_square": "number"}
+    of_transform: dict[str, Role] = {
+        "identity": "integer",
+        "log_square": "number",
+        "log_quarter": "number",
+    }
     for feature in schema.sparse:
         column = feature.column
         role = "time" if feature.transform.startswith("hour_") else "id"

@@ -7,14 +7,20 @@ Training, evaluation and comparison build both here, so that they cannot differ.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
+from embeddings.schema import Schema
+from models.fields import DenseExpansion
 from models.ranking import RankingModel
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader
-from trainer.data.parquet import discover, keep_rows
+from trainer.data.moments import dense_moments
+from trainer.data.parquet import LogFile, discover, keep_rows
 from trainer.days import parse_days, parse_rows
 from trainer.dense import Dense
 from trainer.parallelize import Parallel, Pipeline, build_dense, parallelize
@@ -64,3 +70,29 @@ def build_training(config: TrainConfig, runtime: Runtime) -> Training:
     dense = build_dense(parallel, optimizer, runtime)
     precision = config.precision.build(parallel.model, dense, config.sparse.zero_is_no_update)
     return Training(parallel, dense, precision, Pipeline(parallel, precision, runtime.device))
+
+
+def standardize(
+    model: nn.Module, files: Sequence[LogFile], schema: Schema, runtime: Runtime
+) -> None:
+    """Give the dense columns that the schema wants standardised their means and deviations.
+
+    They are those of the first rows that the run trains on, the same for any number of ranks and
+    workers; the first rank reads, all ranks get what it found. As buffers of the model they are
+    kept in checkpoints: a run that resumes, or inherits dense weights, goes on with those that its
+    weights were trained with.
+
+    Raises:
+        ValueError: on the first rank, if a file cannot be read.
+    """
+    if not any(feature.standardize for feature in schema.dense):
+        return
+    moments = torch.zeros(2, len(schema.dense), dtype=torch.float64)
+    if runtime.is_first:
+        moments = dense_moments(files, schema)
+    moments = moments.to(runtime.device)
+    dist.broadcast(moments, group=runtime.group, group_src=0)
+    mean, std = moments.float()
+    for module in model.modules():
+        if isinstance(module, DenseExpansion):
+            module.standardize(mean, std)

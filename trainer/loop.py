@@ -18,7 +18,7 @@ from models.batch import Batch
 from models.specformer import SpecFormer
 from trainer import checkpoint
 from trainer.alarms import LabelWeights
-from trainer.build import build_training, open_loader
+from trainer.build import build_training, open_loader, standardize
 from trainer.config import TrainConfig, to_dict
 from trainer.curves import truncate, write_json
 from trainer.data.parquet import LogFile, check_families
@@ -63,6 +63,7 @@ class Trainer:
         self.anew = begun and resume_from is None
         training = build_training(config, runtime)
         self.parallel, self.dense, self.precision, self.pipeline = training
+        standardize(self.parallel.model, self.train_loader.files, config.schema, runtime)
         self.state = TrainState(self.parallel, self.dense, runtime)
         self.step = self.rows = self.epoch = self.epoch_start = 0
         self.train_seconds = self.wait_seconds = 0.0

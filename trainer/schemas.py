@@ -154,7 +154,7 @@ def _globo_articles() -> tuple[SparseFeature, ...]:
 
 
 def criteo(num_embeddings: int = 10_000, embedding_dim: int = 16) -> Schema:
-    """Return the schema of the Criteo logs: I1-I13 bucketed at floor(ln(x)^2), C1-C26 hashed.
+    """Return the schema of the Criteo logs: I1-I13 in logarithmic buckets, C1-C26 hashed.
 
     One table a field; a missing count or id reads its table's row 0. Counts are also read as
     numbers, since on a small log most buckets are seen too rarely to learn that they are ordered.
@@ -163,18 +163,19 @@ def criteo(num_embeddings: int = 10_000, embedding_dim: int = 16) -> Schema:
     ids = [f"C{index}" for index in range(1, 27)]
     return Schema(
         tables=(
-            *(Table(name=name, num_embeddings=512, embedding_dim=embedding_dim) for name in counts),
+            *(Table(name=name, num_embeddings=128, embedding_dim=embedding_dim) for name in counts),
             *(
                 Table(name=name, num_embeddings=num_embeddings, embedding_dim=embedding_dim)
                 for name in ids
             ),
         ),
         sparse=(
-            *(SparseFeature(name=name, table=name, transform="log_square") for name in counts),
+            *(SparseFeature(name=name, table=name, transform="log_quarter") for name in counts),
             *(SparseFeature(name=name, table=name) for name in ids),
         ),
         dense=tuple(
-            DenseFeature(name=f"{name}_value", column=name, transform="log1p") for name in counts
+            DenseFeature(name=f"{name}_value", column=name, transform="log1p", standardize=True)
+            for name in counts
         ),
         labels=(Label(name="label"),),
     )

@@ -55,13 +55,28 @@ def test_one_batched_product_equals_a_projection_per_field():
 
 
 def test_a_missing_number_reads_its_columns_own_vector():
-    expansion = DenseExpansion(2, 4)
+    expansion = DenseExpansion((False, False), 4)
     torch.nn.init.normal_(expansion.missing)
     out = expansion(torch.tensor([[1.0, float("nan")]]))
     torch.testing.assert_close(out[0, 1], expansion.missing[1])
     torch.testing.assert_close(out[0, 0], expansion.weight[0] + expansion.bias[0])
     out.sum().backward()
     assert torch.isfinite(expansion.weight.grad).all()
+
+
+def test_a_standardized_column_is_shifted_and_scaled_and_the_others_are_not():
+    torch.manual_seed(0)
+    expansion = DenseExpansion((True, False, True), 4)
+    plain = DenseExpansion((False, False, False), 4)
+    plain.load_state_dict(expansion.state_dict(), strict=False)
+    x = torch.tensor([[7.0, 7.0, 7.0], [float("nan"), 1.0, 2.0]])
+    torch.testing.assert_close(expansion(x), plain(x), msg="nothing is known yet")
+    nothing = float("nan")
+    expansion.standardize(torch.tensor([5.0, 5.0, nothing]), torch.tensor([2.0, 2.0, nothing]))
+    expected = torch.tensor([[1.0, 7.0, 7.0], [nothing, 1.0, 2.0]])
+    torch.testing.assert_close(expansion(x), plain(expected))
+    assert {"mean", "std"} <= set(expansion.state_dict()), "a checkpoint keeps them"
+    assert not {"mean", "std"} & set(plain.state_dict())
 
 
 def test_fields_and_history_summaries_become_named_tokens():

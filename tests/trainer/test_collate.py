@@ -129,6 +129,13 @@ def test_log_square_buckets_equal_the_published_ones():
     assert one("log_square", [1.9, 2.5, math.nan]) == [2, 1, 0]
 
 
+def test_log_quarter_buckets_are_four_to_a_factor_of_e():
+    values = [0, 1, 2, 3, 10, 100, 1000, -4, None, math.nan]
+    buckets = [0, 2, 4, 5, 9, 18, 27, 0, -1, -1]
+    assert one("log_quarter", values) == [bucket + 1 for bucket in buckets]
+    assert one("log_quarter", [1e9, math.inf], 10) == [9, 9], "capped at the last row"
+
+
 def test_hours_are_read_from_milliseconds_and_timestamps_alike():
     monday = datetime.datetime(2017, 10, 2, 13, 59, 59, tzinfo=datetime.UTC)
     sunday = datetime.datetime(2017, 10, 8, 23, 0, tzinfo=datetime.UTC)

@@ -23,6 +23,7 @@ _TRANSFORM_KINDS = {
     "hash": ("integer", "float", "text", "date"),
     "identity": ("integer", "float"),
     "log_square": ("integer", "float", "decimal"),
+    "log_quarter": ("integer", "float", "decimal"),
     "hour_of_day": ("integer", "timestamp"),
     "hour_of_week": ("integer", "timestamp"),
     "length": ("integer", "float", "decimal", "text", "date", "timestamp"),

@@ -33,8 +33,8 @@ def table_rows(
     Raises:
         RowError: a value cannot be mapped; `row` is its position in `array`.
     """
-    if feature.transform == "log_square":
-        return _log_square(to_floats(array), num_embeddings)
+    if feature.transform in _BUCKETS:
+        return _buckets(feature.transform, to_floats(array), num_embeddings)
     ids, missing = to_integers(array, f"sparse feature {feature.name!r}")
     if feature.transform == "hash":
         rows = to_rows(ids, num_embeddings)
@@ -136,11 +136,21 @@ def _identity(
     return np.where(outside, 0, ids + 1)
 
 
-def _log_square(values: np.ndarray, num_embeddings: int) -> np.ndarray:
-    """Map x > 2 to row 1 + floor(ln(x)^2), x <= 2 to 1 + int(max(x, 0)), at most E - 1."""
+def _buckets(transform: str, values: np.ndarray, num_embeddings: int) -> np.ndarray:
+    """Map x to row 1 + its bucket, at most E - 1; negative numbers share the bucket of 0."""
     missing = np.isnan(values)
-    values = np.where(missing, 0.0, np.maximum(values, 0.0))
-    buckets = np.where(values > 2, np.square(np.log(np.maximum(values, 1.0))), values)
+    buckets = _BUCKETS[transform](np.where(missing, 0.0, np.maximum(values, 0.0)))
     rows = np.minimum(buckets, num_embeddings - 2).astype(np.int64) + 1
     rows[missing] = 0
     return rows
+
+
+def _log_square(values: np.ndarray) -> np.ndarray:
+    return np.where(values > 2, np.square(np.log(np.maximum(values, 1.0))), values)
+
+
+def _log_quarter(values: np.ndarray) -> np.ndarray:
+    return 4 * np.log1p(values)
+
+
+_BUCKETS = {"log_square": _log_square, "log_quarter": _log_quarter}
