@@ -4,7 +4,9 @@
 A table whose features are single ids and bags lives in an EmbeddingBagCollection (pooled inside the
 lookup); a table that any sequence reads lives in an EmbeddingCollection, and its single ids and
 bags are read from there too, so that a candidate item and the items of a history share one weight.
-Callers see neither: they get one pooled matrix and one jagged tensor per sequence.
+A dynamic table lives with others of its width in a collection of their own
+(`embeddings/dynamic.py`), whatever reads it. Callers see none of this: they get one pooled matrix
+and one jagged tensor per sequence.
 
 `EmbeddingLayer.forward` is straight-line, because TorchRec's pipeline traces every module that owns
 a table; the collections are given the features untouched, because any operation on ids in between
@@ -27,6 +29,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from embeddings.dynamic import DynamicCollection, dynamic_parts
 from embeddings.schema import Schema, SparseFeature, Table
 
 # Rows drawn from one seed. Rows do not depend on how a table is sharded, nor on its number of rows.
@@ -81,15 +84,17 @@ class EmbeddingLayer(nn.Module):
                 for width, tables in collections.items()
             }
         )
+        self.dynamic = nn.ModuleDict(_dynamic(schema, self.seed))
         self.assemble = Assemble(schema)
         if device is None or device.type != "meta":
             self.to_empty(device=device or "cpu")
             self.reset_parameters()
 
     def forward(self, features: KeyedJaggedTensor) -> Embeddings:
-        """Look up the schema's features (their keys, with B lists of table rows each)."""
+        """Look up the schema's features (their keys, with B lists each of rows or dynamic ids)."""
         bags = None if self.bags is None else self.bags(features)
         rows = [collection(features) for collection in self.collections.values()]
+        rows += [collection(features)[0] for collection in self.dynamic.values()]
         return self.assemble(bags, rows)
 
     def table_weights(self) -> dict[str, Tensor | ShardedTensor]:
@@ -100,9 +105,21 @@ class EmbeddingLayer(nn.Module):
             if name.endswith(".weight")
         }
 
+    def set_day(self, day: int) -> None:
+        """Tell the dynamic tables the log's day of the next batch, in days since the epoch."""
+        for part in dynamic_parts(self):
+            part.map.day = day
+
     def reset_parameters(self) -> None:
-        """Draw the initial rows of every table, or of the shards of it that are on this rank."""
+        """Draw the initial rows of every table, or of the shards of it that are on this rank.
+
+        Dynamic tables start without ids.
+        """
+        for part in dynamic_parts(self):
+            part.reset()
         for name, weight in self.table_weights().items():
+            if self.schema.table(name).dynamic:
+                continue
             for shard, first_row, first_column in local_shards(weight):
                 draw_rows(shard, self.schema.table(name), self.seed, first_row, first_column)
 
@@ -154,10 +171,11 @@ def pool(rows: JaggedTensor, feature: SparseFeature) -> Tensor:
 def tables_of_collections(schema: Schema) -> set[str]:
     """Return the names of the tables that must keep one vector per id.
 
-    Those that a sequence reads, and those whose bags are pooled in different ways: a table of an
-    EmbeddingBagCollection pools in one way only.
+    Those that a sequence reads, dynamic ones, and those whose bags are pooled in different ways: a
+    table of an EmbeddingBagCollection pools in one way only.
     """
     names = {feature.table for feature in schema.sparse if feature.kind == "sequence"}
+    names |= {table.name for table in schema.tables if table.dynamic}
     poolings: dict[str, set[str]] = {}
     for feature in schema.sparse:
         if feature.kind == "bag":
@@ -208,6 +226,8 @@ def _configs(schema: Schema) -> tuple[list[EmbeddingBagConfig], dict[int, list[E
     bags: list[EmbeddingBagConfig] = []
     collections: dict[int, list[EmbeddingConfig]] = {}
     for table in schema.tables:
+        if table.dynamic:
+            continue
         features = [feature for feature in schema.sparse if feature.table == table.name]
         names = [feature.name for feature in features]
         if table.name in unpooled:
@@ -234,6 +254,22 @@ def _configs(schema: Schema) -> tuple[list[EmbeddingBagConfig], dict[int, list[E
             )
         )
     return bags, collections
+
+
+def _dynamic(schema: Schema, seed: int) -> dict[str, DynamicCollection]:
+    """Return the collections of dynamic tables, by width, on `meta`."""
+    widths: dict[int, list[Table]] = {}
+    for table in schema.tables:
+        if table.dynamic:
+            widths.setdefault(table.embedding_dim, []).append(table)
+    features = {
+        table.name: [f.name for f in schema.sparse if f.table == table.name]
+        for table in schema.tables
+    }
+    return {
+        f"dim{width}": DynamicCollection(tuple(tables), features, seed, torch.device("meta"))
+        for width, tables in widths.items()
+    }
 
 
 def _leave(weight: Tensor) -> None:

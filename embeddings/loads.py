@@ -15,11 +15,14 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from embeddings.collection import EmbeddingLayer
+from embeddings.dynamic import DynamicCollection
+from embeddings.lifetime import DynamicConfig
 from embeddings.optimizer import state_bytes
 from embeddings.placement import TableLoad
 from embeddings.plans import ShardingKind
 from embeddings.schema import SparseFeature
 from embeddings.sharders import sharders
+from embeddings.slots import shard_rows
 
 # In order of preference: each is cheaper to exchange than the next.
 KINDS = ("table_wise", "table_row_wise", "row_wise", "column_wise")
@@ -40,12 +43,17 @@ def table_loads(
     """
     offered = {sharder.module_type: sharder for sharder in sharders()}
     features: dict[str, SparseFeature] = {}
+    dynamic: dict[str, DynamicConfig] = {}
     loads = []
     for path, module in model.named_modules():
         if isinstance(module, EmbeddingLayer):
             features = {feature.name: feature for feature in module.schema.sparse}
+            dynamic = {t.name: t.dynamic for t in module.schema.tables if t.dynamic}
         if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
             continue
+        parent = path.rpartition(".")[0]
+        # A dynamic collection is sharded as a whole.
+        place = parent if isinstance(model.get_submodule(parent), DynamicCollection) else path
         pooled = isinstance(module, EmbeddingBagCollection)
         device = offered[type(module)].sharding_types(topology.compute_device)
         configs = module.embedding_bag_configs() if pooled else module.embedding_configs()
@@ -55,6 +63,9 @@ def table_loads(
             only = told.get(table.name, "table_wise" if topology.world_size == 1 else None)
             kinds = [only] if only else list(sharding_types)
             able = [kind for kind in KINDS if kind in device and _fills(kind, table, topology)]
+            if table.name in dynamic:
+                kinds = [told.get(table.name, "row_wise")]
+                able = _able_dynamic(table, topology)
             if not set(kinds) & set(able):
                 raise RuntimeError(
                     f"sharding: table {table.name!r} of {table.num_embeddings:,} rows may be "
@@ -66,17 +77,32 @@ def table_loads(
             loads.append(
                 TableLoad(
                     name=table.name,
-                    module=path,
+                    module=place,
                     rows=table.num_embeddings,
                     columns=table.embedding_dim,
-                    state_bytes=state_bytes(classes[0], table.embedding_dim),
+                    state_bytes=state_bytes(classes[0], table.embedding_dim)
+                    + (dynamic[table.name].row_bytes if table.name in dynamic else 0),
                     ids=sum(max(1, feature.max_length) for feature in own),
                     vectors=len(own),
                     pooled=pooled,
                     kinds=tuple(kind for kind in able if kind in kinds),
+                    dynamic=table.name in dynamic,
                 )
             )
     return loads
+
+
+def _able_dynamic(table: BaseEmbeddingConfig, topology: Topology) -> list[str]:
+    """Return how a dynamic table may be sharded: along its buckets, so by row.
+
+    Raises:
+        RuntimeError: there are more ranks than buckets.
+    """
+    try:
+        shard_rows(table.num_embeddings, topology.world_size)
+    except ValueError as error:
+        raise RuntimeError(f"sharding: table {table.name!r}: {error}") from error
+    return ["row_wise"]
 
 
 def _fills(kind: str, table: BaseEmbeddingConfig, topology: Topology) -> bool:

@@ -37,7 +37,8 @@ class TableLoad:
     """What a table asks of the ranks that hold it.
 
     ids: looked up per example. vectors: sent per example, one per feature where they are pooled.
-    state_bytes: of the optimizer, per row. kinds: allowed, in order of preference.
+    state_bytes: of the optimizer, and of a dynamic table's map, per row. kinds: allowed, in order
+      of preference.
     """
 
     name: str
@@ -49,6 +50,7 @@ class TableLoad:
     vectors: int
     pooled: bool
     kinds: tuple[str, ...]
+    dynamic: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,6 +100,9 @@ def _from_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
     if not named:
         scalars = [kind for kind in kinds if kind is not type(None)]
         return from_plain(scalars[0], value, path) if len(scalars) == 1 else value
+    if len(kinds) == 2 and type(None) in kinds:
+        (only,) = named.values()  # optional, so there is nothing to tell apart
+        return from_plain(only, value, path)
     name = value.get("type") if isinstance(value, dict) else None
     if not isinstance(value, dict) or name not in named:
         raise ValueError(

@@ -29,6 +29,7 @@ class TablePlan:
       step on their way.
     cost_ms: estimated time of the busiest of its ranks in a step.
     fits: whether every rank has room. advice: what to change if not, else empty.
+    dynamic: whether rows follow ids, and shards are cut along buckets.
     """
 
     table: str
@@ -42,6 +43,7 @@ class TablePlan:
     cost_ms: float
     fits: bool = True
     advice: str = ""
+    dynamic: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

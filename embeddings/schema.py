@@ -6,7 +6,8 @@ nothing else names a column. A schema is written in Python or read from YAML, wh
 errors that give their path, because a misspelt key that is silently ignored trains the wrong model.
 
 Row 0 of every table is the shared row of missing ids (null, empty or out of vocabulary); ids occupy
-rows 1 to E - 1 of a table of E rows.
+rows 1 to E - 1 of a table of E rows. A dynamic table is given its ids themselves and finds rows for
+them in training (`embeddings/idmap.py`); there too a missing id reads row 0.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from embeddings.lifetime import DynamicConfig
 from embeddings.plain import from_plain, suggest
 
 Transform = Literal[
@@ -31,13 +33,15 @@ DenseTransform = Literal["none", "log1p"]
 class Table:
     """An embedding table of `num_embeddings` rows (E) and `embedding_dim` columns.
 
-    `init_std` is the standard deviation of the normal distribution the rows start from.
+    `init_std` is the standard deviation of the normal distribution the rows start from. `dynamic`:
+    ids come and go, and `num_embeddings` is the limit of the rows.
     """
 
     name: str
     num_embeddings: int
     embedding_dim: int
     init_std: float = 0.01
+    dynamic: DynamicConfig | None = None
 
     def __post_init__(self) -> None:
         """Check the table's own fields."""
@@ -61,6 +65,8 @@ class Table:
                 f"kernels' alignment), got {self.embedding_dim}; use "
                 f"{max(4, -(-self.embedding_dim // 4) * 4)}"
             )
+        if self.dynamic is not None:
+            self.dynamic.check_rows(self.name, self.num_embeddings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +217,12 @@ class Schema:
                     f"schema: sparse feature {feature.name!r} names table {feature.table!r}, which "
                     f"does not exist{suggest(feature.table, tables)}; tables: {sorted(tables)}"
                 )
+            if self.table(feature.table).dynamic and feature.transform != "hash":
+                raise ValueError(
+                    f"schema: sparse feature {feature.name!r} reads the dynamic table "
+                    f"{feature.table!r} and needs transform 'hash' (ids as they are), got "
+                    f"{feature.transform!r}"
+                )
         unused = tables - {feature.table for feature in self.sparse}
         if unused:
             raise ValueError(
@@ -248,7 +260,11 @@ class Schema:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts and lists, as `from_dict` reads them."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        values = json.loads(json.dumps(dataclasses.asdict(self)))
+        for table in values["tables"]:
+            if table["dynamic"] is None:
+                del table["dynamic"]
+        return values
 
     def fingerprint(self) -> str:
         """Return a hash that changes with anything that changes the meaning of a trained table."""

@@ -34,7 +34,9 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from embeddings.plans import Plan
+from embeddings.dynamic_sharding import DynamicSharder
+from embeddings.plans import Plan, TablePlan
+from embeddings.slots import shard_rows
 
 
 class _Pooled(ShardedEmbeddingBagCollection):
@@ -142,11 +144,12 @@ class _CollectionSharder(EmbeddingCollectionSharder):
 def sharders(dedup: bool = False) -> list[ModuleSharder[nn.Module]]:
     """Return the sharders of the modules that hold tables.
 
-    dedup: whether tables that keep one vector per id send each id once (`ShardingConfig.dedup`).
+    dedup: whether tables that keep one vector per id send each id once (`ShardingConfig.dedup`);
+      dynamic ones do not.
     """
     return cast(
         list[ModuleSharder[nn.Module]],
-        [_PooledSharder(), _CollectionSharder(use_index_dedup=dedup)],
+        [_PooledSharder(), _CollectionSharder(use_index_dedup=dedup), DynamicSharder()],
     )
 
 
@@ -164,12 +167,7 @@ def sharding_plan(plan: Plan) -> ShardingPlan:
         )
     modules: dict[str, EmbeddingModuleShardingPlan] = {}
     for table in plan.tables:
-        sizes, offsets = calculate_shard_sizes_and_offsets(
-            torch.empty(table.rows, table.columns, device="meta"),
-            plan.world_size,
-            plan.local_world_size,
-            table.sharding,
-        )
+        sizes, offsets = _shards(table, plan)
         if not all(size[0] for size in sizes):
             raise RuntimeError(
                 f"sharding: {table.sharding} leaves ranks without rows of table {table.table!r} "
@@ -196,3 +194,16 @@ def sharding_plan(plan: Plan) -> ShardingPlan:
             )
         )
     return ShardingPlan(plan=cast(Any, modules))
+
+
+def _shards(table: TablePlan, plan: Plan) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the sizes and the offsets (first row, first column) of a table's shards."""
+    if table.dynamic:
+        bounds = shard_rows(table.rows, plan.world_size)
+        return [[rows, table.columns] for _, rows in bounds], [[first, 0] for first, _ in bounds]
+    return calculate_shard_sizes_and_offsets(
+        torch.empty(table.rows, table.columns, device="meta"),
+        plan.world_size,
+        plan.local_world_size,
+        table.sharding,
+    )

@@ -3,11 +3,12 @@
 
 Planning is a pure function of the model's tables and the topology, so any number of ranks can be
 planned from one process (a dry run: python -m trainer.plan). `embeddings/placement.py` chooses;
-three rules hold whatever it chooses:
+four rules hold whatever it chooses:
 
 - `data_parallel` is never allowed: such tables are not touched by the fused optimizer.
 - Every table must be in the plan; one that is not would stay a plain parameter that nothing
   updates.
+- Dynamic tables are row-wise, cut along their buckets, also on one rank.
 - Column-wise sharding changes what RowWiseAdagrad computes (its one number a row becomes one a row
   and shard), so it has to be asked for, and not together with that optimizer.
 
@@ -143,6 +144,7 @@ def plan_tables(
                     kernel="fused_uvm" if item.spilled else "fused",
                     rows=load.rows,
                     columns=load.columns,
+                    dynamic=load.dynamic,
                     ranks=item.ranks,
                     bytes_per_rank=item.way.bytes,
                     cost_ms=item.way.spilled_ms if item.spilled else item.way.cost_ms,

@@ -16,9 +16,10 @@ from torchrec.streamable import Pipelineable
 
 @dataclass
 class Batch(Pipelineable):
-    """B examples, ready for the tables: ids are final row numbers.
+    """B examples, ready for the tables: ids are final row numbers, or raw where a table is dynamic.
 
-    sparse: KeyedJaggedTensor over the schema's sparse features in order, values int64 table rows. A
+    sparse: KeyedJaggedTensor over the schema's sparse features in order, values int64 table rows
+      (of dynamic tables ids, `MISSING_ID` for a null). A
       feature of kind `id` has exactly one value an example; the sequences of one history have equal
       lengths, oldest event first.
     dense: (B, C) float32; NaN where the log has a null.
@@ -30,6 +31,7 @@ class Batch(Pipelineable):
       aligned with that history's values; empty when the schema has none.
     num_padding: how many of the B examples, at the end, are padding (weight 0) that evens out
       ranks.
+    day: the latest of the examples' days, since the epoch; 0 if the log has none.
     """
 
     sparse: KeyedJaggedTensor
@@ -39,6 +41,7 @@ class Batch(Pipelineable):
     groups: Tensor
     actions: Tensor
     num_padding: int = 0
+    day: int = 0
 
     @property
     def num_examples(self) -> int:
@@ -55,6 +58,7 @@ class Batch(Pipelineable):
             groups=self.groups.to(device=device, non_blocking=non_blocking),
             actions=self.actions.to(device=device, non_blocking=non_blocking),
             num_padding=self.num_padding,
+            day=self.day,
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -73,4 +77,5 @@ class Batch(Pipelineable):
             groups=self.groups.pin_memory(),
             actions=self.actions.pin_memory(),
             num_padding=self.num_padding,
+            day=self.day,
         )

@@ -24,9 +24,9 @@ _MEMORY = Path("/proc/meminfo")
 
 
 def table_bytes(table: Table, optimizer: SparseOptimizerConfig) -> int:
-    """Return the bytes of a table's weights and of its optimizer's state."""
+    """Return the bytes of a table's weights, its optimizer's state and its map of ids."""
     row = _FLOAT_BYTES * table.embedding_dim + state_bytes(optimizer.kind, table.embedding_dim)
-    return table.num_embeddings * row
+    return table.num_embeddings * (row + (table.dynamic.row_bytes if table.dynamic else 0))
 
 
 def available_bytes(device: torch.device) -> int:

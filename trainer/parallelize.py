@@ -32,6 +32,7 @@ from embeddings.plans import Plan
 from embeddings.sharders import sharders, sharding_plan
 from embeddings.sharding import ShardingConfig, plan_tables
 from models.batch import Batch
+from trainer.clock import Clock
 from trainer.dense import Dense, Replicated
 from trainer.loss_scale import Step
 from trainer.precision import Precision
@@ -86,8 +87,9 @@ class Parallel:
 
     @property
     def sharded_modules(self) -> list[ShardedModule[Any, Any, Any, Any]]:
-        """The modules that hold tables and exchange ids and vectors."""
-        return [module for module in self.model.modules() if isinstance(module, ShardedModule)]
+        """The modules that hold tables and exchange ids and vectors, each as a whole."""
+        found = {n: m for n, m in self.model.named_modules() if isinstance(m, ShardedModule)}
+        return [m for name, m in found.items() if name.rpartition(".")[0] not in found]
 
 
 def parallelize(
@@ -197,6 +199,8 @@ class Pipeline(TrainPipelineSparseDist[Batch, Any]):
         )
         self.parallel = parallel
         self.precision = precision
+        group = cast(Any, parallel.module)._env.process_group
+        self._clock = Clock(parallel.model, group, device)
         self._weight_sum: Tensor | None = None
         self.last_step: Step | None = None
 
@@ -215,6 +219,8 @@ class Pipeline(TrainPipelineSparseDist[Batch, Any]):
         return super().progress(dataloader_iter)
 
     def _forward(self, batch: Batch | None) -> tuple[Tensor, HasWeightSum]:
+        if batch is not None:
+            self._clock.set(batch)
         with self.precision.autocast():
             loss, predictions = self.precision.dense.forward(self.parallel.module, batch)
         self._weight_sum = predictions.weight_sum

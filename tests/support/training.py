@@ -12,9 +12,10 @@ from torch import Tensor
 
 from embeddings.collection import EmbeddingLayer, local_shards
 from embeddings.optimizer import SparseOptimizerConfig
+from embeddings.schema import Schema
 from embeddings.sharding import ShardingConfig
 from models.batch import Batch
-from tests.support.tiny import TinyRanker, make_batch
+from tests.support.tiny import SCHEMA, TinyRanker, make_batch
 from trainer.dense import Replicated
 from trainer.loss_scale import Step
 from trainer.optimizer import DenseOptimizerConfig
@@ -40,6 +41,7 @@ class Recipe:
     )
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
+    schema: Schema = SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class Session:
         torch.manual_seed(0)
         self.runtime, self.recipe = runtime, recipe
         self.parallel: Parallel = parallelize(
-            TinyRanker(torch.device("meta")),
+            TinyRanker(torch.device("meta"), recipe.schema),
             ParallelConfig(sharding=recipe.sharding, find_unused_parameters=True),
             recipe.sparse,
             runtime,

@@ -18,6 +18,7 @@ import pyarrow as pa
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from embeddings.lifetime import MISSING_ID
 from embeddings.schema import Schema
 from models.batch import Batch
 from trainer.data.collator import BatchArrays, Collator
@@ -43,7 +44,7 @@ def assemble(arrays: BatchArrays | Sequence[torch.Tensor], schema: Schema) -> Ba
     """Return the Batch that shares the memory of `arrays` (or tensors in the same order)."""
     if isinstance(arrays, BatchArrays):
         arrays = [torch.from_numpy(array) for array in arrays.fields()]
-    values, lengths, dense, labels, weights, groups, actions = arrays
+    values, lengths, dense, labels, weights, groups, actions, day = arrays
     keys = [feature.name for feature in schema.sparse]
     return Batch(
         sparse=KeyedJaggedTensor(keys=keys, values=values, lengths=lengths.view(-1)),
@@ -52,6 +53,7 @@ def assemble(arrays: BatchArrays | Sequence[torch.Tensor], schema: Schema) -> Ba
         weights=weights,
         groups=groups,
         actions=actions,
+        day=int(day),
     )
 
 
@@ -66,6 +68,7 @@ def empty_batch(schema: Schema) -> Batch:
         weights=np.empty((0, num_labels), np.float32),
         groups=np.empty(0, np.int64),
         actions=np.empty(0, np.int64),
+        day=np.zeros(1, np.int64),
     )
     return assemble(arrays, schema)
 
@@ -73,7 +76,8 @@ def empty_batch(schema: Schema) -> Batch:
 def pad_batch(batch: Batch, num_examples: int, schema: Schema) -> Batch:
     """Append rows of weight 0 until the batch has `num_examples` rows, padding counted.
 
-    A padding row holds the missing id (row 0) in each `id` feature, empty lists and zeros.
+    A padding row holds the missing id (row 0, or `MISSING_ID`) in each `id` feature, empty lists
+    and zeros.
 
     Raises:
         ValueError: the batch is longer already.
@@ -92,7 +96,9 @@ def pad_batch(batch: Batch, num_examples: int, schema: Schema) -> Batch:
         is_id = int(feature.kind == "id")
         values += [
             sparse.values()[bounds[i] : bounds[i + 1]],
-            sparse.values().new_zeros(missing * is_id),
+            sparse.values().new_full(
+                (missing * is_id,), MISSING_ID if schema.table(feature.table).dynamic else 0
+            ),
         ]
         lengths += [old_lengths[i], old_lengths.new_full((missing,), is_id)]
 

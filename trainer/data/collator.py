@@ -25,14 +25,22 @@ from trainer.data.columns import (
     to_integers,
 )
 from trainer.data.hashing import mix64
-from trainer.data.transforms import HOURS_OF, dense_matrix, label_matrices, table_rows
+from trainer.data.transforms import (
+    HOURS_OF,
+    dense_matrix,
+    dynamic_ids,
+    label_matrices,
+    latest_day,
+    table_rows,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchArrays:
     """A batch as NumPy arrays: the fields of `Batch`, with `sparse` as its values and lengths.
 
-    values: (N,) int64 table rows, feature by feature. lengths: (F, B) int32.
+    values: (N,) int64 table rows (ids where the table is dynamic), feature by feature. lengths:
+    (F, B) int32. day: (1,) int64.
     """
 
     values: np.ndarray
@@ -42,12 +50,13 @@ class BatchArrays:
     weights: np.ndarray
     groups: np.ndarray
     actions: np.ndarray
+    day: np.ndarray
 
     def fields(self) -> tuple[np.ndarray, ...]:
         """Return the arrays in the order of their declaration."""
         return (
             *(self.values, self.lengths, self.dense, self.labels),
-            *(self.weights, self.groups, self.actions),
+            *(self.weights, self.groups, self.actions, self.day),
         )
 
 
@@ -63,8 +72,14 @@ class Collator:
         self.schema = schema
         self._checked: pa.Schema | None = None
         self._rows = {table.name: table.num_embeddings for table in schema.tables}
+        self._dynamic = {table.name for table in schema.tables if table.dynamic}
         hashed = [
-            f for f in schema.sparse if f.kind == "id" and f.transform == "hash" and not f.position
+            f
+            for f in schema.sparse
+            if f.kind == "id"
+            and f.transform == "hash"
+            and not f.position
+            and f.table not in self._dynamic
         ]
         self._hashed = {feature.name: i for i, feature in enumerate(hashed)}
         divisors = [self._rows[feature.table] - 1 for feature in hashed]
@@ -95,9 +110,15 @@ class Collator:
                 )
 
     def __call__(
-        self, records: pa.RecordBatch | pa.Table, counts: Counter[str] | None = None
+        self,
+        records: pa.RecordBatch | pa.Table,
+        counts: Counter[str] | None = None,
+        day: int = 0,
     ) -> BatchArrays:
-        """Convert B rows, as `to_batch` does, to arrays."""
+        """Convert B rows, as `to_batch` does, to arrays.
+
+        day: of the rows, if the schema has no timestamp.
+        """
         schema, num_rows = self.schema, records.num_rows
         if self._checked is None or not self._checked.equals(records.schema):
             check_columns(records.schema, schema, "records")
@@ -123,7 +144,11 @@ class Collator:
                     continue
                 if feature.position:
                     column = read_lists(column).at(feature.position)
-                values.append(table_rows(feature, column, size, counts))
+                values.append(
+                    dynamic_ids(feature, column)
+                    if feature.table in self._dynamic
+                    else table_rows(feature, column, size, counts)
+                )
                 continue
             full = read_lists(columns[feature.column])
             self._check_history(feature.history, feature.column, full, lists)
@@ -139,6 +164,7 @@ class Collator:
             weights=weights,
             groups=self._groups(columns, num_rows),
             actions=self._read_actions(columns, lists),
+            day=np.array([latest_day(columns[schema.timestamp]) if schema.timestamp else day]),
         )
 
     def _hash_ids(self, columns: dict[str, pa.Array], num_rows: int) -> np.ndarray:
@@ -161,6 +187,8 @@ class Collator:
     ) -> np.ndarray:
         """Return the table rows of the values of `lists`."""
         try:
+            if feature.table in self._dynamic:
+                return dynamic_ids(feature, lists.values())
             return table_rows(feature, lists.values(), self._rows[feature.table], counts)
         except RowError as error:
             raise RowError(error.message, lists.row_of(error.row)) from error

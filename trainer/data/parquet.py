@@ -138,10 +138,10 @@ def _list_files(root: Path) -> list[tuple[str, str]]:
         raise ValueError(
             f"{root}: expected files named *.parquet in it, got none; ingest the log first"
         )
-    return sorted(((path, _day_of(path)) for path in paths), key=lambda item: (item[1], item[0]))
+    return sorted(((path, day_of(path)) for path in paths), key=lambda item: (item[1], item[0]))
 
 
-def _day_of(path: str) -> str:
+def day_of(path: str) -> str:
     """Return the day of the innermost dt= partition in `path`, or an empty string."""
     for part in reversed(Path(os.path.abspath(path)).parts[:-1]):
         match = _DAY.fullmatch(part)

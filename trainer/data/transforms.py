@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The transforms of a schema: columns -> table rows, dense numbers, labels and weights.
 
-Row 0 is the row of missing ids; values occupy rows 1 to E - 1 (see `SparseFeature`). The
+Row 0 is the row of missing ids; values occupy rows 1 to E - 1 (see `SparseFeature`). Dynamic tables
+get ids as they are. The
 logarithmic buckets are those that the FuxiCTR preprocessing gives Criteo's counts: floor(ln(x)^2).
 
 Shapes: N values, E table rows, B rows, C dense features, K labels.
@@ -14,6 +15,7 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 
+from embeddings.lifetime import MISSING_ID
 from embeddings.schema import DenseFeature, Label, SparseFeature
 from trainer.data.columns import RowError, to_floats, to_integers
 from trainer.data.hashing import to_rows
@@ -49,6 +51,25 @@ def table_rows(
     if missing is not None:
         rows[missing] = 0
     return rows
+
+
+def dynamic_ids(feature: SparseFeature, array: pa.Array) -> np.ndarray:
+    """Return the N int64 ids of a column whose table finds rows for them itself; null is missing.
+
+    Raises:
+        RowError: a value is no id; `row` is its position in `array`.
+    """
+    ids, missing = to_integers(array, f"sparse feature {feature.name!r}")
+    return ids if missing is None else np.where(missing, MISSING_ID, ids)
+
+
+def latest_day(times: pa.Array) -> int:
+    """Return the day, since the epoch, of the latest of N times (milliseconds or timestamps)."""
+    if not len(times):
+        return 0
+    unit = times.type.unit if pa.types.is_timestamp(times.type) else "ms"
+    latest, _ = to_integers(times, "timestamp")
+    return int(latest.max()) // (24 * _UNITS_PER_HOUR[unit])
 
 
 def dense_matrix(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass
+from datetime import date
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,9 +29,11 @@ from trainer.data.collator import BatchArrays, Collator
 from trainer.data.columns import RowError
 from trainer.data.hashing import permutation
 from trainer.data.order import Window
+from trainer.data.parquet import day_of
 from trainer.data.reader import LogReader
 
 _ALIGNMENT = 16
+_EPOCH = date(1970, 1, 1)
 _SHARED_MEMORY = "/dev/shm"
 
 
@@ -102,12 +105,15 @@ class WindowDataset(Dataset[Block]):
                 order = np.arange(rows.num_rows)
             parts.append(rows)
             orders.append(order)
+        paths = {interval.path for part in window.intervals for interval in part}
+        day = max((day_of(path) for path in paths), default="")
+        number = (date.fromisoformat(day) - _EPOCH).days if day else 0
         (records,) = pa.concat_tables(parts).combine_chunks().to_batches()
         batches = []
         for first in range(0, records.num_rows, self._batch_size):
             try:
                 rows = records.slice(first, self._batch_size)
-                batches.append(self._collate(rows, counts))
+                batches.append(self._collate(rows, counts, number))
             except RowError as error:
                 place = _place(window, orders, first + error.row)
                 raise ValueError(f"{error.message}, at {place}") from error

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""Dynamic tables on several ranks: the same ids, rows, vectors and states as on one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from embeddings.dynamic import dynamic_parts
+from embeddings.lifetime import DynamicConfig
+from embeddings.optimizer import fuse_optimizer
+from embeddings.schema import Schema
+from tests.support.processes import Processes
+from tests.support.tiny import SCHEMA, TinyRanker, make_batch
+from tests.support.training import Recipe, Session
+from trainer.parallelize import Pipeline
+from trainer.runtime import Runtime
+
+# Small enough that ids have to leave.
+DYNAMIC = {
+    "item": DynamicConfig(eviction="lru", initial_rows=20),
+    "user": DynamicConfig(min_occurrences=2, eviction="lfu"),
+    "action": DynamicConfig(admission="probability", probability=0.5),
+}
+ROWS = {"item": 40, "user": 36, "action": 64}
+
+
+def schema_of(dynamic: dict[str, DynamicConfig], rows: dict[str, int] | None = None) -> Schema:
+    """The tiny schema, some of its tables dynamic."""
+    sizes = rows or ROWS
+    tables = tuple(
+        dataclasses.replace(t, dynamic=dynamic[t.name], num_embeddings=sizes[t.name])
+        if t.name in dynamic
+        else t
+        for t in SCHEMA.tables
+    )
+    return dataclasses.replace(SCHEMA, tables=tables)
+
+
+RECIPE = Recipe(num_steps=6, schema=schema_of(DYNAMIC))
+Parts = dict[str, tuple[int, dict[str, Tensor]]]
+
+
+def parts_of(model: torch.nn.Module) -> Parts:
+    """What this rank holds of the dynamic tables, and from which row on."""
+    return {
+        part.table.name: (
+            part.map.layout.first_row,
+            {
+                **{name: buffer.clone() for name, buffer in part.map.named_buffers()},
+                "weight": part.weight.clone(),
+                "totals": part.map.totals.clone(),
+                **{f"state{i}": state.clone() for i, state in enumerate(part.states)},
+            },
+        )
+        for part in dynamic_parts(model)
+    }
+
+
+def train(runtime: Runtime, recipe: Recipe) -> tuple[Parts, list[float], int]:
+    """Train in a pipeline and return this rank's tables, the losses, and what was pipelined."""
+    session = Session(runtime, recipe)
+    pipeline = Pipeline(session.parallel, session.precision, runtime.device)
+    batches, losses = session.batches(), []
+    for _ in range(recipe.num_steps):
+        pipeline.progress(batches)
+        assert pipeline.last_step is not None
+        losses.append(pipeline.last_step.loss)
+    return parts_of(session.parallel.model), losses, pipeline.num_pipelined
+
+
+def whole(parts: list[Parts]) -> dict[str, dict[str, Tensor]]:
+    """Put the ranks' parts together."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name in parts[0]:
+        pieces = [values for _, values in sorted((p[name] for p in parts), key=lambda x: x[0])]
+        found[name] = {}
+        for key, first in pieces[0].items():
+            if key == "totals":
+                found[name][key] = torch.stack([piece[key] for piece in pieces]).sum(0)
+            elif key == "_current_iter_tensor":
+                assert all(torch.equal(piece[key], first) for piece in pieces)
+                found[name][key] = first
+            else:
+                found[name][key] = torch.cat([piece[key] for piece in pieces])
+    return found
+
+
+def train_whole(recipe: Recipe) -> dict[str, dict[str, Tensor]]:
+    """Train the same without shards, ranks or phases."""
+    torch.manual_seed(0)
+    model = TinyRanker(schema=recipe.schema)
+    fuse_optimizer(model.embeddings, recipe.sparse)
+    rest = {f"rest.{name}": p for name, p in model.rest.named_parameters()}
+    optimizer = recipe.dense.build(rest)
+    for step in range(recipe.num_steps):
+        optimizer.zero_grad()
+        model(make_batch(recipe.global_batch, step))[0].backward()
+        optimizer.step()
+    return whole([parts_of(model)])
+
+
+def assert_same(a: dict[str, dict[str, Tensor]], b: dict[str, dict[str, Tensor]]) -> None:
+    """Check ids exactly and numbers up to rounding."""
+    assert a.keys() == b.keys()
+    for name in a:
+        for key, value in a[name].items():
+            other = b[name][key].reshape(value.shape)
+            if value.dtype.is_floating_point:
+                torch.testing.assert_close(value, other, rtol=1e-4, atol=1e-6, msg=f"{name} {key}")
+            else:
+                assert torch.equal(value, other), f"{name} {key}"
+
+
+@pytest.mark.dist
+def test_two_ranks_in_a_pipeline_hold_what_one_layer_without_ranks_holds(
+    processes: Processes,
+) -> None:
+    expected = train_whole(RECIPE)
+    assert all(table["totals"][4] > 0 for table in expected.values())
+    assert expected["item"]["totals"][5] > 0  # ids had to leave
+    for world_size in (1, 2):
+        results = processes.run(train, RECIPE, world_size=world_size)
+        assert_same(whole([parts for parts, _, _ in results]), expected)
+        # bags of tags, and dynamic tables of two widths
+        assert all(pipelined == 3 for _, _, pipelined in results)
