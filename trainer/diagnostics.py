@@ -143,7 +143,7 @@ def measure_tables(parallel: Parallel) -> list[dict[str, Any]]:
     grams: dict[str, Tensor] = {}
     sides: dict[str, int] = {}
     for name, weight in sorted(parallel.module.state_dict().items()):
-        if isinstance(weight, ShardedTensor):
+        if isinstance(weight, ShardedTensor) and name.endswith(".weight"):
             gram = _gram(weight)
             if gram is not None:
                 table = name.removesuffix(".weight").rsplit(".", 1)[-1]

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from embeddings.dynamic import dynamic_parts
 from embeddings.schema import schema_from_dict
 from trainer import checkpoint
 from trainer.manifest import RUN, read_manifest
@@ -26,14 +27,17 @@ from trainer.matching import (
     TableRule,
     layout_problem,
     match_dense,
+    match_map,
     match_table,
     table_rules,
 )
+from trainer.moves import Move
 from trainer.policies import GROUPS, InheritConfig
 from trainer.regions import Region, RegionPlanner
 from trainer.state import TrainState, flatten
 
 _SHOWN = 12
+_OF_TABLES = ("embeddings", "embedding_optimizer", "id_maps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +123,21 @@ def inherit(config: InheritConfig, values: Mapping[str, Any], state: TrainState)
     random = tensors.pop("random")
     opened = {path: _Source(path, values) for path in {*paths.values()} if path is not None}
     matches: dict[str, list[Match]] = {group: [] for group in GROUPS[:4]}
+    parts = {part.table.name: part for part in dynamic_parts(state.model)}
+    moves: dict[str, Move] = {}
     for name, tensor in flatten(tensors):
         group = group_of(name)
         path = paths[group]
         match = Match(name=name, status=FRESH, detail="as the policy has it")
-        if path is not None:
+        part = parts.get(name.split(".")[-2]) if group in _OF_TABLES else None
+        if part is not None and path != paths["embeddings"]:
+            match = replace(match, detail="its ids come from elsewhere")
+        elif path is not None:
             match = opened[path].match(group, name, tensor)
+        if part is not None and match.source and path is not None:
+            table = part.table.name
+            move = Move(part, opened[path].rules[table].old_rows)
+            moves.setdefault(table, move).add(name, match.source, tensor)
         matches.setdefault(group, []).append(match)
     if config.incompatible == "refuse":
         _refuse([match for found in matches.values() for match in found if match.problem])
@@ -139,8 +152,12 @@ def inherit(config: InheritConfig, values: Mapping[str, Any], state: TrainState)
         for name, tensor in known.items():
             regions[position].append(Region(source=name, offsets=(0,), view=tensor))
         tensors |= {"random": random} if known else {}
-    for path, parts in regions.items():
-        checkpoint.load({}, path, RegionPlanner(parts))
+    for move in moves.values():
+        regions[paths["embeddings"] or Path()].extend(move.regions())
+    for path, wanted in regions.items():
+        checkpoint.load({}, path, RegionPlanner(wanted))
+    for move in moves.values():
+        move.finish()
     state.put(tensors)
     return Inherited(
         sources={group: str(path or FRESH) for group, path in paths.items()},
@@ -178,8 +195,7 @@ class _Source:
         source = self.names.get(_key(name))
         saved = {} if source is None else {source: self.sizes[source]}
         if group == "id_maps":
-            match = match_dense(name, tensor, saved)
-            return match if match.regions else replace(match, problem=match.detail)
+            return match_map(name, tensor, saved, self.rules[name.split(".")[-2]])
         if group in ("dense", "dense_optimizer"):
             return match_dense(name, tensor, saved, self.problem)
         table = name.split(".")[-2]

@@ -12,6 +12,8 @@ Rows of a table of E rows after it has got E' rows:
                              row n had been row 1 + (n - 1) mod (E - 1): every id keeps its vector
                              and ids that shared one part from now on. With any other E' the rows
                              of ids are shuffled, and none can be kept.
+  dynamic              an id keeps its row as long as E stays; with another E' every id that finds
+                       room takes its vector along (`trainer/moves.py`).
 
 Shapes: E and E' rows of a table before and now.
 """
@@ -39,6 +41,7 @@ class Match:
     status: `inherited`, `resized` or `fresh`. detail: why, or how; empty for nothing to say.
     regions: of this rank, what is read from where.
     problem: why it cannot be kept although the checkpoint has something of its name.
+    source: of a dynamic table that was of another size, what to move from; empty otherwise.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Match:
     detail: str = ""
     regions: tuple[Region, ...] = ()
     problem: str = ""
+    source: str = ""
 
 
 def match_table(
@@ -68,8 +72,23 @@ def match_table(
     grown = (rule.old_rows, *size[1:]) == size and (rule.new_rows, *size[1:]) == own
     if not grown:
         return Match(name=name, status=FRESH, detail=f"shape {size}, now {own}")
+    if rule.dynamic:
+        return Match(name=name, status=RESIZED, detail=rule.detail, source=source)
     regions = _tiles(source, tensor, rule) if rule.hashed else _rows(source, tensor, rule)
     return Match(name=name, status=RESIZED, detail=rule.detail, regions=regions)
+
+
+def match_map(
+    name: str, tensor: Tensor | ShardedTensor, saved: dict[str, tuple[int, ...]], rule: TableRule
+) -> Match:
+    """Return what becomes of a part of a dynamic table's map of ids; arguments as `match_table`."""
+    if not saved or rule.problem or rule.absent:
+        detail = rule.problem or rule.absent or "not in the checkpoint"
+        return Match(name=name, status=FRESH, detail=detail)
+    ((source, _),) = saved.items()
+    if isinstance(tensor, ShardedTensor) and rule.old_rows != rule.new_rows:
+        return Match(name=name, status=RESIZED, detail=rule.detail, source=source)
+    return Match(name=name, status=INHERITED, regions=_whole(source, tensor))
 
 
 def match_dense(
@@ -97,6 +116,7 @@ class TableRule:
     old_rows: int = 0
     new_rows: int = 0
     hashed: bool = False
+    dynamic: bool = False
     problem: str = ""
     absent: str = ""
 
@@ -104,6 +124,8 @@ class TableRule:
     def detail(self) -> str:
         """Say what is done with the rows."""
         sizes = f"{self.old_rows:,} to {self.new_rows:,} rows"
+        if self.dynamic:
+            return f"{sizes}: every id that finds room keeps its vector, the latest first"
         if self.hashed:
             return f"{sizes}: every id keeps its vector"
         kept = min(self.old_rows, self.new_rows)
@@ -153,6 +175,13 @@ def _rule(old: Schema, new: Schema, name: str) -> TableRule:
         return TableRule(
             problem=f"embedding_dim was {before.embedding_dim}, is {now.embedding_dim}"
         )
+    if bool(before.dynamic) != bool(now.dynamic):
+        way = "rows were given by hash, now by a map of ids"
+        if before.dynamic:
+            way = "rows were given by a map of ids, now are not"
+        return TableRule(problem=way)
+    if now.dynamic:
+        return replace(rows, dynamic=True)
     if kinds[0] != kinds[1]:
         was, is_ = (", ".join(sorted(kind)) for kind in kinds)
         return TableRule(problem=f"values became rows by {was}, now by {is_}: rows of other ids")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer import checkpoint
@@ -32,6 +32,11 @@ class TrainState:
         self._parallel = parallel
         self._dense = dense
         self._runtime = runtime
+
+    @property
+    def model(self) -> nn.Module:
+        """The model whose state it is, without wrappers."""
+        return self._parallel.model
 
     def tensors(self) -> dict[str, Any]:
         """Return all state as nested tensors that share memory with the run."""

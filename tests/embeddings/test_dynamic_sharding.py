@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch import Tensor
 
-from embeddings.dynamic import dynamic_parts
 from embeddings.lifetime import DynamicConfig
 from embeddings.optimizer import fuse_optimizer
-from embeddings.schema import Schema
+from tests.support.dynamic import Parts, parts_of, schema_of, whole
 from tests.support.processes import Processes
-from tests.support.tiny import SCHEMA, TinyRanker, make_batch
+from tests.support.tiny import TinyRanker, make_batch
 from tests.support.training import Recipe, Session
 from trainer.parallelize import Pipeline
 from trainer.runtime import Runtime
@@ -28,36 +25,7 @@ DYNAMIC = {
 ROWS = {"item": 40, "user": 36, "action": 64}
 
 
-def schema_of(dynamic: dict[str, DynamicConfig], rows: dict[str, int] | None = None) -> Schema:
-    """The tiny schema, some of its tables dynamic."""
-    sizes = rows or ROWS
-    tables = tuple(
-        dataclasses.replace(t, dynamic=dynamic[t.name], num_embeddings=sizes[t.name])
-        if t.name in dynamic
-        else t
-        for t in SCHEMA.tables
-    )
-    return dataclasses.replace(SCHEMA, tables=tables)
-
-
-RECIPE = Recipe(num_steps=6, schema=schema_of(DYNAMIC))
-Parts = dict[str, tuple[int, dict[str, Tensor]]]
-
-
-def parts_of(model: torch.nn.Module) -> Parts:
-    """What this rank holds of the dynamic tables, and from which row on."""
-    return {
-        part.table.name: (
-            part.map.layout.first_row,
-            {
-                **{name: buffer.clone() for name, buffer in part.map.named_buffers()},
-                "weight": part.weight.clone(),
-                "totals": part.map.totals.clone(),
-                **{f"state{i}": state.clone() for i, state in enumerate(part.states)},
-            },
-        )
-        for part in dynamic_parts(model)
-    }
+RECIPE = Recipe(num_steps=6, schema=schema_of(DYNAMIC, ROWS))
 
 
 def train(runtime: Runtime, recipe: Recipe) -> tuple[Parts, list[float], int]:
@@ -70,23 +38,6 @@ def train(runtime: Runtime, recipe: Recipe) -> tuple[Parts, list[float], int]:
         assert pipeline.last_step is not None
         losses.append(pipeline.last_step.loss)
     return parts_of(session.parallel.model), losses, pipeline.num_pipelined
-
-
-def whole(parts: list[Parts]) -> dict[str, dict[str, Tensor]]:
-    """Put the ranks' parts together."""
-    found: dict[str, dict[str, Tensor]] = {}
-    for name in parts[0]:
-        pieces = [values for _, values in sorted((p[name] for p in parts), key=lambda x: x[0])]
-        found[name] = {}
-        for key, first in pieces[0].items():
-            if key == "totals":
-                found[name][key] = torch.stack([piece[key] for piece in pieces]).sum(0)
-            elif key == "_current_iter_tensor":
-                assert all(torch.equal(piece[key], first) for piece in pieces)
-                found[name][key] = first
-            else:
-                found[name][key] = torch.cat([piece[key] for piece in pieces])
-    return found
 
 
 def train_whole(recipe: Recipe) -> dict[str, dict[str, Tensor]]:

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: MIT
+"""Dynamic tables over time: saved, moved to other numbers of ranks, resumed, grown, evaluated."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from embeddings.lifetime import DynamicConfig
+from tests.support import runs
+from tests.support.dynamic import Parts, parts_of, schema_of, vectors, whole
+from tests.support.processes import Processes
+from tests.support.training import Recipe, Session
+from trainer import checkpoint
+from trainer.config import TrainConfig
+from trainer.loop import Trainer
+from trainer.parallelize import Pipeline
+from trainer.precision import PrecisionConfig
+from trainer.runtime import Runtime
+from trainer.state import TrainState
+
+RECIPE = Recipe(
+    schema=schema_of(
+        {
+            "item": DynamicConfig(initial_rows=20),
+            "user": DynamicConfig(min_occurrences=2, eviction="ttl", ttl_steps=3),
+        },
+        {"item": 64, "user": 64},
+    )
+)
+
+
+class Steps(Session):
+    """A session that can be saved and loaded."""
+
+    def __init__(self, runtime: Runtime, recipe: Recipe = RECIPE) -> None:
+        super().__init__(runtime, recipe)
+        self.state = TrainState(self.parallel, self.replicas, runtime)
+        self.pipeline = Pipeline(self.parallel, self.precision, runtime.device)
+
+    def train(self, first: int, last: int) -> None:
+        batches = (self.batch(step) for step in range(first, last))
+        for _ in range(first, last):
+            self.pipeline.progress(batches)
+
+    def save(self, folder: Path) -> Path:
+        return checkpoint.save(self.state.tensors(), folder, 1, {})
+
+    def parts(self) -> Parts:
+        return parts_of(self.parallel.model)
+
+
+def begin(runtime: Runtime, folder: Path, steps: int) -> Parts:
+    session = Steps(runtime)
+    session.train(0, steps)
+    session.save(folder)
+    return session.parts()
+
+
+def copy(runtime: Runtime, source: Path, folder: Path) -> tuple[Parts, dict[str, Any]]:
+    """Load a checkpoint and save it again; return what was loaded, and the files' checksums."""
+    session = Steps(runtime)
+    session.state.load(source)
+    path = session.save(folder)
+    return session.parts(), json.loads((path / "manifest.json").read_text("utf-8"))["files"]
+
+
+def go_on(runtime: Runtime, source: Path) -> Parts:
+    session = Steps(runtime)
+    session.state.load(source)
+    session.train(4, 8)
+    return session.parts()
+
+
+def straight_on(runtime: Runtime) -> Parts:
+    session = Steps(runtime)
+    session.train(0, 8)
+    return session.parts()
+
+
+def bits(tables: dict[str, dict[str, torch.Tensor]], skip: tuple[str, ...] = ("totals",)) -> Any:
+    return {n: {k: v.tolist() for k, v in t.items() if k not in skip} for n, t in tables.items()}
+
+
+@pytest.mark.dist
+def test_four_ranks_tables_are_the_same_id_by_id_on_three_two_and_one(
+    processes: Processes, tmp_path: Path
+) -> None:
+    saved = whole(processes.run(begin, tmp_path / "4", 4, world_size=4))
+    assert len(vectors(saved["item"])) > 40 and len(vectors(saved["user"])) > 10
+    source, sums = tmp_path / "4" / "step-1", {}
+    for before, ranks in ((4, 3), (3, 2), (2, 2), (2, 1)):
+        results = processes.run(copy, source, tmp_path / f"{before}{ranks}", world_size=ranks)
+        loaded = whole([parts for parts, _ in results])
+        for name in saved:
+            assert vectors(loaded[name]) == vectors(saved[name])
+        assert bits(loaded) == bits(saved)
+        source, sums[before, ranks] = tmp_path / f"{before}{ranks}" / "step-1", results[0][1]
+    # Saved by two, loaded by two and saved again: the same bytes.
+    assert sums[2, 2] == sums[3, 2]
+    resumed = whole(processes.run(go_on, tmp_path / "32" / "step-1"))
+    straight = whole(processes.run(straight_on))
+    for name in straight:
+        ids = straight[name]["ids"]
+        assert torch.equal(resumed[name]["ids"], ids) and (ids != 0).any()
+
+
+@pytest.mark.dist
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
+    processes: Processes, tmp_path: Path
+) -> None:
+    processes.run(begin, tmp_path, 4)
+    resumed = processes.run(go_on, tmp_path / "step-1")
+    assert bits(whole(resumed)) == bits(whole(processes.run(straight_on)))
+
+
+def overflow(runtime: Runtime) -> tuple[Parts, Parts, bool]:
+    """Train a step, then one whose gradients are infinite and whose ids are partly new."""
+    recipe = dataclasses.replace(
+        RECIPE, precision=PrecisionConfig(dtype="fp16", initial_scale=2.0**32)
+    )
+    session = Steps(runtime, recipe)
+    session.backward(session.batch(0))
+    before = session.parts()
+    step = session.precision.apply()
+    return before, session.parts(), bool(step.skipped)
+
+
+@pytest.mark.dist
+def test_a_skipped_fp16_step_admits_ids_and_changes_no_vector(processes: Processes) -> None:
+    for before, after, skipped in processes.run(overflow):
+        assert skipped
+        assert bits(whole([before])) == bits(whole([after]))
+        held = vectors(whole([after])["item"])
+        assert held and all(state[-1] == 0 for state in held.values())
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.generate(tmp_path_factory.mktemp("logs"))
+
+
+def dynamic(config: TrainConfig, rows: int, **settings: Any) -> TrainConfig:
+    """Return `config` with dynamic tables of items and users."""
+    chosen = DynamicConfig(**settings)
+    tables = tuple(
+        dataclasses.replace(table, num_embeddings=rows, dynamic=chosen)
+        if table.name in ("item", "user")
+        else table
+        for table in config.schema.tables
+    )
+    return dataclasses.replace(config, schema=dataclasses.replace(config.schema, tables=tables))
+
+
+def night(runtime: Runtime, config: TrainConfig, output: Path) -> tuple[Parts, Parts, Parts]:
+    """Train; return the tables at the start, before the last evaluation and after it."""
+    trainer = Trainer(config, output, runtime)
+    start = parts_of(trainer.parallel.model)
+    evaluate, before = trainer._evaluate, []
+
+    def noting() -> dict[str, Any]:
+        before.append(parts_of(trainer.parallel.model))
+        return evaluate()
+
+    trainer._evaluate = noting
+    trainer.fit()
+    return start, before[-1], parts_of(trainer.parallel.model)
+
+
+@pytest.mark.dist
+def test_a_table_grows_and_shrinks_between_nights_and_ids_keep_vector_and_state(
+    processes: Processes, logs: Path, tmp_path: Path
+) -> None:
+    config = dynamic(runs.small("dlrm.demo", logs), 256, eviction="ttl", ttl_days=30)
+    results = processes.run(night, config, tmp_path / "first")
+    first, evaluated = (whole([r[i] for r in results]) for i in (1, 2))
+    assert bits(first, ()) == bits(evaluated, ())  # another day's new ids leave no trace
+    assert int(first["item"]["seen"].max()) >> 40 == 20_454  # 2026-01-01
+    held = vectors(first["item"])
+    assert len(held) > 100
+    for rows, ranks in ((1024, 1), (128, 2)):
+        other = dynamic(
+            runs.small(
+                *("dlrm.demo", logs, "--inherit.path", str(tmp_path / "first")),
+                *("--inherit.policy", "nightly"),
+            ),
+            rows,
+            eviction="ttl",
+            ttl_days=30,
+        )
+        results = processes.run(night, other, tmp_path / str(rows), world_size=ranks)
+        start = whole([r[0] for r in results])
+        taken = vectors(start["item"])
+        assert all(held[i] == v for i, v in taken.items())
+        assert len(taken) == len(held) if rows > 256 else len(taken) > 90
+        record = json.loads((tmp_path / str(rows) / "inherit.json").read_text("utf-8"))
+        maps = record["tensors"]["id_maps"]
+        (status, detail) = next(v for name, v in maps.items() if name.endswith("item.ids"))
+        assert status == "resized" and f"256 to {rows:,} rows" in detail
