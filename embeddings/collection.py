@@ -19,7 +19,7 @@ width of a table, E rows of a table.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import torch
@@ -58,10 +58,16 @@ class EmbeddingLayer(nn.Module):
         schema: tables and sparse features.
         device: where the tables are; `meta` to allocate nothing until they are sharded.
         seed: of the rows; `torch.initial_seed()` if None.
+        by_id: tables of single ids that are to keep one vector per id too (`embeddings/coalesce.py`
+          says why).
     """
 
     def __init__(
-        self, schema: Schema, device: torch.device | None = None, seed: int | None = None
+        self,
+        schema: Schema,
+        device: torch.device | None = None,
+        seed: int | None = None,
+        by_id: Collection[str] = (),
     ) -> None:
         super().__init__()
         self.schema = schema
@@ -72,7 +78,8 @@ class EmbeddingLayer(nn.Module):
         self.sequence_names = tuple(
             feature.name for feature in schema.sparse if feature.kind == "sequence"
         )
-        bags, collections = _configs(schema)
+        unpooled = tables_of_collections(schema).union(by_id)
+        bags, collections = _configs(schema, unpooled)
         # Built on meta and allocated after: TorchRec would draw rows that are drawn again here, and
         # would move the random numbers that the rest of a model starts from.
         meta = torch.device("meta")
@@ -85,7 +92,7 @@ class EmbeddingLayer(nn.Module):
             }
         )
         self.dynamic = nn.ModuleDict(_dynamic(schema, self.seed))
-        self.assemble = Assemble(schema)
+        self.assemble = Assemble(schema, unpooled)
         if device is None or device.type != "meta":
             self.to_empty(device=device or "cpu")
             self.reset_parameters()
@@ -127,9 +134,8 @@ class EmbeddingLayer(nn.Module):
 class Assemble(nn.Module):
     """Put the collections' outputs together; a leaf of the pipeline's tracer, so it may branch."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, in_collections: Collection[str]) -> None:
         super().__init__()
-        in_collections = tables_of_collections(schema)
         self._pooled = [f for f in schema.sparse if f.kind != "sequence"]
         self._sequences = [f.name for f in schema.sparse if f.kind == "sequence"]
         self._from_rows = [f for f in self._pooled if f.table in in_collections]
@@ -220,9 +226,10 @@ def draw_rows(
         )
 
 
-def _configs(schema: Schema) -> tuple[list[EmbeddingBagConfig], dict[int, list[EmbeddingConfig]]]:
-    """Return TorchRec's configurations: pooled tables, and unpooled tables by width."""
-    unpooled = tables_of_collections(schema)
+def _configs(
+    schema: Schema, unpooled: Collection[str]
+) -> tuple[list[EmbeddingBagConfig], dict[int, list[EmbeddingConfig]]]:
+    """Return TorchRec's configurations: pooled tables, and `unpooled` tables by width."""
     bags: list[EmbeddingBagConfig] = []
     collections: dict[int, list[EmbeddingConfig]] = {}
     for table in schema.tables:

@@ -12,7 +12,8 @@ Shapes: R ranks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torchrec.distributed.types import ShardedModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+_UNBUILT = ("_has_uninitialized_input_dist", "_has_uninitialized_input_dists")
 _KERNELS = (SplitTableBatchedEmbeddingBagsCodegen, DenseTableBatchedEmbeddingBagsCodegen)
 
 
@@ -69,16 +71,15 @@ class Counters:
         counts = Counts()
         for name, module in self._model.named_modules():
             if isinstance(module, ShardedModule):
-                exchanges: Any = getattr(module, "_input_dists", None)
-                if not exchanges:
+                # Of the two parts of a dynamic collection one exchanges ids, the other looks up.
+                exchanges: Any = getattr(module, "_input_dists", ())
+                if any(getattr(module, flag, False) for flag in _UNBUILT):
                     self.__exit__()
                     raise RuntimeError(
                         f"counters: {name} has not exchanged ids yet; take one step before counting"
                     )
                 self._watch_ids(module, exchanges, counts)
-                # TorchRec keeps its lookups in a list, so they are nobody's submodules.
-                lookups: Any = module._lookups
-                for part in (inner for lookup in lookups for inner in lookup.modules()):
+                for part in lookup_modules(module):
                     if isinstance(part, _KERNELS):
                         self._watch_kernel(part, counts)
         for name, sent in _SENT.items():
@@ -129,12 +130,24 @@ class Counters:
         )
 
 
+def lookup_modules(module: ShardedModule[Any, Any, Any, Any]) -> Iterator[nn.Module]:
+    """Yield all parts of a sharded module's lookups.
+
+    TorchRec keeps its lookups in a list, so they are nobody's submodules.
+    """
+    lookups: Any = getattr(module, "_lookups", ())
+    for lookup in lookups:
+        yield from lookup.modules()
+
+
 def _counted(call: Callable[..., Any], sent: Callable[..., int], counts: Counts) -> Any:
     """Return `call`, counting calls and the bytes that leave this rank."""
 
     def counting(*arguments: Any, **named: Any) -> Any:
-        counts.collectives += 1
-        counts.bytes_sent += sent(*arguments, **named)
+        # Dense weights are exchanged by the same functions, but not from there.
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("torchrec."):
+            counts.collectives += 1
+            counts.bytes_sent += sent(*arguments, **named)
         return call(*arguments, **named)
 
     return counting

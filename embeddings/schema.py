@@ -84,8 +84,8 @@ class SparseFeature:
       UTC); `length` is the number of entries of a list column.
     position: for kind `id` on a list column, which entry: -1 the newest, -2 the one before; missing
       if the list is shorter. 0 for a column that is no list.
-    out_of_range: what an `identity` value outside [0, E - 2] does: `error`, or `oov` (row 0,
-      counted).
+    out_of_range: what an `identity` value outside [0, E - 2] does: `error`; `oov`, row 0 (the log
+      is known to hold such values); `count`, row 0 too, and a run says how many there were.
     side: `item` if the feature describes what is ranked, else `context`.
     history: sequences with the same name are aligned position by position and form one event each.
     """
@@ -97,7 +97,7 @@ class SparseFeature:
     transform: Transform = "hash"
     pooling: Literal["sum", "mean"] = "mean"
     max_length: int = 0
-    out_of_range: Literal["error", "oov"] = "error"
+    out_of_range: Literal["error", "oov", "count"] = "error"
     side: Literal["context", "item"] = "context"
     history: str = ""
     position: int = 0

@@ -105,13 +105,19 @@ def unique_ids(features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Tensor]:
     lengths_FB = features.lengths().view(-1, size).long()
     owner = torch.arange(lengths_FB.shape[0]).repeat_interleave(lengths_FB.sum(1))
     values = features.values()
-    span = int(values.max()) + 1 if values.numel() else 1
-    both, reverse = torch.unique(owner * span + values, return_inverse=True)
+    low, high = map(int, values.aminmax()) if values.numel() else (0, 0)
+    span, ids = high - low + 1, None
+    if span * lengths_FB.shape[0] >= 2**63:  # ids of all 64 bits: number them first
+        ids, values = torch.unique(values, return_inverse=True)
+        low, span = 0, len(ids)
+    # Ids that no table has stay what they are, negative ones too, for the lookup to refuse.
+    both, reverse = torch.unique(owner * span + (values - low), return_inverse=True)
+    found = both % span + low if ids is None else ids[both % span]
     counts = torch.bincount(both // span, minlength=lengths_FB.shape[0])
     spread = counts[:, None] // size + (torch.arange(size) < counts[:, None] % size)
     unique = KeyedJaggedTensor(
         keys=features.keys(),
-        values=(both % span).to(values.dtype),
+        values=found.to(features.values().dtype),
         lengths=spread.flatten().to(features.lengths().dtype),
     )
     return unique, reverse

@@ -56,8 +56,11 @@ class ShardingConfig:
     device_memory_bytes: memory of a GPU for tables and activations; 0 for TorchRec's default.
     host_memory_bytes: main memory per rank; 0 for TorchRec's default. With GPUs it takes the tables
       that device memory has no room for, slower by far; 0 there for none.
+    unpool_ids: whether tables of single ids are read like sequences, one vector per id
+      (`embeddings/coalesce.py`). Same results; a row-wise table then sends no partial sums.
     dedup: whether each id travels once per batch, rank and feature. For tables that keep one vector
-      per id (sequences, and what shares a table with one); pooled lookups have no such exchange.
+      per id (sequences, what shares a table with one, with `unpool_ids` single ids too); pooled
+      lookups have no such exchange.
     pinned_plan: a JSON file that holds the plan to use: printed by `python -m trainer.plan`, or a
       checkpoint's manifest.json. Empty: plan.
     on_new_plan: what a resumed run does where its checkpoint holds another plan: `allow` (tables
@@ -68,6 +71,7 @@ class ShardingConfig:
     tables: dict[str, ShardingKind] = field(default_factory=dict)
     device_memory_bytes: int = 0
     host_memory_bytes: int = 0
+    unpool_ids: bool = False
     dedup: bool = False
     pinned_plan: str = ""
     on_new_plan: Literal["allow", "refuse"] = "allow"

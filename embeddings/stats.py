@@ -1,28 +1,45 @@
 # SPDX-License-Identifier: MIT
-"""What tables are used for: occupancy, missing ids, skew and row norms, per table on this rank.
+"""What tables are used for: occupancy, hits, missing ids, skew and row norms, per table and rank.
 
 Nothing here runs in the hot path. A row's optimizer state tells whether it was ever updated, so
 occupancy needs no counter of its own; ids are kept by reference for a window of batches and counted
-when somebody asks; norms are of a sample. All of it is of this rank alone: its shards, its ids.
+when somebody asks; whether ids meet trained rows is seen where the rows are, on the lookup kernels
+of an evaluation; norms are of a sample. A rank knows its own shards and ids (`rank_numbers`), and
+`merge_numbers` puts the ranks together.
 
-Shapes: E rows and D columns of a table, N values of a jagged tensor.
+Shapes: B examples, E rows and D columns of a table, N values of a jagged tensor, F features of a
+kernel.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torchrec.distributed.batched_embedding_kernel import (
+    BaseBatchedEmbedding,
+    BaseBatchedEmbeddingBag,
+)
+from torchrec.distributed.types import ShardedModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.collection import EmbeddingLayer, local_shards
+from embeddings.counters import lookup_modules
+from embeddings.dynamic import dynamic_parts
+from embeddings.idmap import TOTALS
+from embeddings.lifetime import MISSING_ID
 from embeddings.schema import Schema
 
 _SAMPLE_ROWS = 4096
+# How numbers of ranks come together, where they do not add up: means over what, and largest.
+_MEANS = {"missing": "ids", "top_share": "ids", "mean_norm": "rows"}
+_LARGEST = ("max_norm", "distinct")
+_SHARES = {"occupancy": ("touched", "rows"), "hit_rate": ("hits", "lookups")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +129,7 @@ class IdWindow:
         self._features: dict[str, list[str]] = {table.name: [] for table in schema.tables}
         for feature in schema.sparse:
             self._features[feature.table].append(feature.name)
+        self._missing = {t.name: MISSING_ID if t.dynamic else 0 for t in schema.tables}
         self._window: deque[KeyedJaggedTensor] = deque(maxlen=batches)
         self._top = top
 
@@ -132,11 +150,135 @@ class IdWindow:
             top = counts.topk(min(self._top, len(counts))).values
             found[table] = IdStats(
                 ids=len(ids),
-                missing=(ids == 0).double().mean().item(),
-                distinct=int((rows != 0).sum()),
+                missing=(ids == self._missing[table]).double().mean().item(),
+                distinct=int((rows != self._missing[table]).sum()),
                 top_share=top.sum().item() / len(ids),
             )
         return found
+
+
+class Hits:
+    """Whether ids meet rows that were ever updated, counted while it is entered.
+
+    Enter it around an evaluation: it keeps what the kernels of this rank look up in their first
+    `batches` batches, by reference. Where ids are deduplicated, each counts once a batch, feature
+    and rank it comes from. A hashed table's row may have been trained by another id of that row.
+    """
+
+    def __init__(self, model: nn.Module, batches: int = 16) -> None:
+        self._handles: list[Any] = []
+        self._seen: list[tuple[Any, deque[tuple[Tensor, Tensor]]]] = []
+        for module in model.modules():
+            if isinstance(module, ShardedModule):
+                for part in lookup_modules(module):
+                    if isinstance(part, BaseBatchedEmbedding | BaseBatchedEmbeddingBag):
+                        self._seen.append((part, deque()))
+        self._batches = batches
+
+    def __enter__(self) -> Hits:
+        """Start to look."""
+        for part, seen in self._seen:
+            self._handles.append(part.register_forward_pre_hook(partial(self._note, seen)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop; what was seen stays."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _note(
+        self, seen: deque[tuple[Tensor, Tensor]], _: nn.Module, inputs: tuple[KeyedJaggedTensor]
+    ) -> None:
+        if len(seen) < self._batches:
+            seen.append((inputs[0].values(), inputs[0].offsets()))
+
+    def numbers(self) -> dict[str, dict[str, int]]:
+        """Return, by table, `lookups` (ids other than the missing one) and `hits` among them."""
+        found: dict[str, dict[str, int]] = {}
+        for part, seen in self._seen:
+            states = part.emb_module.split_optimizer_states()
+            feature = 0
+            for number, table in enumerate(part.config.embedding_tables):
+                first, feature = feature, feature + table.num_features()
+                marks = states[number][0] if number < len(states) and states[number] else None
+                if marks is None or not marks.numel():
+                    continue  # without state nobody knows
+                rows = table.local_rows
+                trained = marks.reshape(rows, -1).any(1)
+                shard = table.local_metadata
+                holds_missing = shard is None or shard.shard_offsets[0] == 0
+                numbers = found.setdefault(table.name, {"lookups": 0, "hits": 0})
+                for values, offsets in seen:
+                    size = (len(offsets) - 1) // part.config.num_features()
+                    ids = values[offsets[first * size] : offsets[feature * size]].long()
+                    if holds_missing:
+                        ids = ids[ids != 0]
+                    numbers["lookups"] += len(ids)
+                    numbers["hits"] += int(trained[ids].sum())
+        return found
+
+
+def rank_numbers(
+    shards: Mapping[str, ShardStats],
+    ids: Mapping[str, IdStats],
+    hits: Mapping[str, Mapping[str, float]],
+    more: Mapping[str, Mapping[str, float]] | None = None,
+) -> dict[str, dict[str, float]]:
+    """Return this rank's plain numbers by table; what a rank does not know of a table is absent.
+
+    more: numbers of tables that count for themselves, by table (`dynamic_numbers`). Over ranks they
+      add up.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for table, shard in shards.items():
+        numbers = found.setdefault(table, {})
+        numbers |= {name: v for name, v in asdict(shard).items() if v is not None}
+    for table, own in ids.items():
+        found.setdefault(table, {}).update(asdict(own))
+    for part in (hits, more or {}):
+        for table, own in part.items():
+            found.setdefault(table, {}).update(own)
+    return found
+
+
+def dynamic_numbers(layer: EmbeddingLayer) -> dict[str, dict[str, int]]:
+    """Return what the dynamic tables on this rank have counted since they were built.
+
+    By table, the numbers of `embeddings/idmap.py`: admissions, evictions, failed inserts and more.
+    """
+    return {
+        part.table.name: {
+            f"dynamic_{name}": number
+            for name, number in zip(TOTALS, part.map.totals.tolist(), strict=True)
+        }
+        for part in dynamic_parts(layer)
+    }
+
+
+def merge_numbers(ranks: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, Any]]:
+    """Put the ranks' numbers together: by table, those of all ranks and, as `ranks`, of each.
+
+    Counts are added; `missing`, `top_share` and `mean_norm` are means by what they are shares or
+    means of; `max_norm` and `distinct` are the largest. `occupancy` and `hit_rate` come of them.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for table in dict.fromkeys(name for rank in ranks for name in rank):
+        parts = [{"rank": n, **rank[table]} for n, rank in enumerate(ranks) if table in rank]
+        merged: dict[str, Any] = {}
+        for name in dict.fromkeys(name for part in parts for name in part if name != "rank"):
+            values = [part[name] for part in parts if name in part]
+            if name in _MEANS:
+                sizes = [part.get(_MEANS[name], 0) for part in parts if name in part]
+                total = sum(v * size for v, size in zip(values, sizes, strict=True))
+                merged[name] = total / max(1, sum(sizes))
+            else:
+                merged[name] = max(values) if name in _LARGEST else sum(values)
+        for name, (part, whole) in _SHARES.items():
+            if part in merged and merged.get(whole):
+                merged[name] = merged[part] / merged[whole]
+        found[table] = {**merged, "ranks": parts}
+    return found
 
 
 def _norms(shards: list[Tensor], rows: list[Tensor], sample: int) -> Tensor:

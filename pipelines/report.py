@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Compare runs in one HTML page: python -m pipelines.report RUN [RUN ...] --output report.html.
 
-A RUN is a folder written by trainer.train: config.json, metrics.json, curves.jsonl and, for towers
-with diagnostics, ranks.json. Whatever is missing is said to be missing in its place. The page is
-one file without scripts or external addresses, so that it can be mailed and archived.
+A RUN is a folder written by trainer.train: config.json, metrics.json, curves.jsonl, tables.jsonl
+and, for towers with diagnostics, ranks.json. Whatever is missing is said to be missing in its
+place. The page is one file without scripts or external addresses, so that it can be mailed and
+archived.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pipelines.comparison import summary, verdict
 from pipelines.figures import Axes, Line, chart
 from pipelines.rank_charts import rank_charts, rank_notes, rank_table
 from pipelines.runs import Run, is_number, read_runs, written
+from pipelines.table_use import step_use, table_use
 
 _PAGE = "report.html"
 
@@ -62,6 +64,8 @@ def report(runs: Sequence[Path], output: Path) -> Path:
         ranks=rank_charts(found),
         rank_notes=rank_notes(found),
         rank_tables=[(run.name, rank_table(run)) for run in found if run.ranks],
+        step_use=step_use(found),
+        table_uses=[(run.name, table) for run in found if (table := table_use(run))],
         configs=[
             (run.name, json.dumps(run.config, indent=2) if run.config else "") for run in found
         ],

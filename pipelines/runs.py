@@ -31,6 +31,7 @@ class Run:
     curve: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     ranks: list[dict[str, Any]] = field(default_factory=list)
+    tables: list[dict[str, Any]] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 
     @property
@@ -122,6 +123,7 @@ def read_run(path: Path, name: str) -> Run:
         curve=_read(path / "curves.jsonl", list, notes, True),
         evaluations=_read(path / "evaluations.jsonl", list, notes, False),
         ranks=_read(path / "ranks.json", list, notes, False),
+        tables=_read(path / "tables.jsonl", list, notes, False),
     )
     return dataclasses.replace(run, notes=tuple(notes))
 

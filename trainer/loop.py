@@ -33,6 +33,7 @@ from trainer.optimizer import learning_rates
 from trainer.run_folder import CHECKPOINTS, CONFIG, EVALUATIONS, INHERITED, METRICS, RANKS, claim
 from trainer.runtime import RunError, Runtime
 from trainer.state import TrainState
+from trainer.tables import TableWatch
 from trainer.telemetry import StepReport
 
 
@@ -101,6 +102,8 @@ class Trainer:
             truncate(output / EVALUATIONS, self.step - 1)
         self.telemetry.start(self.step, self.rows)
         self.cadence = config.checkpoint.build(runtime.group)
+        self.tables = TableWatch(self.parallel, runtime, config.log.interval_steps)
+        self.tables.start(output, self.step)
         self.weights = LabelWeights(config.schema.labels, runtime.group)
 
     def fit(self) -> dict[str, Any]:
@@ -145,7 +148,7 @@ class Trainer:
         self.train_loader.set_epoch(epoch)
         self.epoch_start = self.step - self.train_loader.step
         end = min(self.epoch_start + len(self.train_loader), self.end_step)
-        batches = self.telemetry.timer.watch(iter(self.train_loader))
+        batches = self.tables.watch(self.telemetry.timer.watch(iter(self.train_loader)))
         batches = itertools.islice(batches, end - self.step)
         self.clock = time.perf_counter(), self.telemetry.timer.seconds
         self.weights.begin_epoch(self.step)
@@ -175,7 +178,8 @@ class Trainer:
             tower = self.parallel.model.get_submodule("tower")
             assert isinstance(tower, SpecFormer)
             tower.set_warmup(self.step < self.config.spatial_warmup * self.total_steps)
-        predictions = self.pipeline.progress(batches)
+        with self.tables.step(self.step + 1):
+            predictions = self.pipeline.progress(batches)
         result = self.pipeline.last_step
         assert result is not None
         self.step += 1
@@ -194,12 +198,14 @@ class Trainer:
                 learning_rate=learning_rates(self.dense.optimizer)[0],
                 loss_scale=result.on_device.loss_scale,
                 skipped=result.on_device.num_skipped,
+                counts=self.tables.counts,
             )
         )
 
     def _evaluate(self) -> dict[str, Any]:
         """Evaluate on the test days; note the towers' effective ranks."""
-        with Watch(self.parallel.model.get_submodule("tower")) as watch:
+        tower = self.parallel.model.get_submodule("tower")
+        with Watch(tower) as watch, self.tables.evaluation(self.step):
             metrics = evaluate(self.pipeline, self.test_loader, self.config, watch.note)
         with self.precision.autocast():
             ranks = diagnose_model(self.parallel, watch)
@@ -222,6 +228,8 @@ class Trainer:
             "steps": self.step,
             "train_rows": self.rows,
             "skipped_steps": self.precision.num_skipped,
+            "out_of_range": self.tables.out_of_range(self.train_loader, self.test_loader),
+            **self.tables.counts,
             "alarms": sorted({*self.telemetry.alarms, *self.weights.first_steps}),
         }
 

@@ -26,6 +26,7 @@ from torchrec.distributed.types import ShardedModule, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
+from embeddings.coalesce import unpool
 from embeddings.collection import EmbeddingLayer
 from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
 from embeddings.plans import Plan
@@ -110,7 +111,7 @@ def parallelize(
         batch_size: B, by which the planner estimates.
 
     Raises:
-        ValueError: the tables' optimizer has no kernel on this device.
+        ValueError: the tables' optimizer has no kernel on this device, or a setting no effect.
         RuntimeError: no plan fits, or a table was not sharded.
     """
     layer = model.get_submodule("embeddings")
@@ -118,6 +119,14 @@ def parallelize(
         raise RuntimeError(
             f"parallelize: expected model.embeddings to be an EmbeddingLayer, got "
             f"{type(layer).__name__}"
+        )
+    if config.sharding.unpool_ids:
+        layer = unpool(layer)
+        model.add_module("embeddings", layer)
+    if config.sharding.dedup and not layer.collections:
+        raise ValueError(
+            "parallel.sharding.dedup: has no effect, every table is pooled; set unpool_ids too "
+            "where tables of single ids are to send each id once, or remove it"
         )
     sparse_optimizer.check_device(runtime.device.type)
     fuse_optimizer(layer, sparse_optimizer)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 
+from embeddings.coalesce import unpool
 from embeddings.collection import EmbeddingLayer
 from embeddings.optimizer import fuse_optimizer
 from embeddings.plans import Plan, describe_plan
@@ -75,6 +76,8 @@ def read_config(source: str) -> TrainConfig:
 def plan_config(config: TrainConfig, world_size: int, local_world_size: int, device: str) -> Plan:
     """Plan the tables of `config` for `world_size` ranks; nothing is allocated."""
     layer = EmbeddingLayer(config.schema, torch.device("meta"), config.runtime.seed)
+    if config.parallel.sharding.unpool_ids:
+        layer = unpool(layer)
     # Modules are named as they are in a model, so that a run can use the plan.
     model = torch.nn.ModuleDict({"embeddings": layer})
     config.sparse.check_device(device)

@@ -20,6 +20,7 @@ METRICS = "metrics.json"
 CURVES = "curves.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 RANKS = "ranks.json"
+TABLES = "tables.jsonl"
 INHERITED = "inherit.json"
 CHECKPOINTS = "checkpoints"
 # What may differ between a run and its continuation: it changes no result.

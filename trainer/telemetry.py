@@ -3,7 +3,9 @@
 
 Rank 0 speaks, always on stderr. Every `interval_steps` steps, and once more at the last step, it
 appends one JSON object to DIR/curves.jsonl: step, rows, seconds, loss, auc, rows_per_second,
-input_wait, learning_rate, loss_scale, skipped, nonfinite_steps, label_mean, prediction_*, alarms.
+input_wait, learning_rate, loss_scale, skipped, nonfinite_steps, label_mean, prediction_*, alarms,
+and of a sampled step of all ranks (`trainer/tables.py`) step_features, step_lookups,
+step_collectives, step_ids_in, step_ids_sent, step_ids_looked_up, step_bytes_sent.
 Steps are counted from 1, so nothing is written at step 0. Loss is the mean over the interval's
 steps, AUC and the predictions' statistics those of the latest `window_examples` examples, both on
 rank 0; `input_wait` is the share of the interval's time that rank 0 spent waiting for the loader.
@@ -19,7 +21,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,7 +70,7 @@ class StepReport:
 
     step: finished steps, from 1. rows: examples of this step on all ranks. loss: 0-d, this rank's
     mean. predictions, labels, weights: (B, K) of this rank, or all None. skipped: steps skipped for
-    overflow so far.
+    overflow so far. counts: more numbers for the curve.
     """
 
     step: int
@@ -80,6 +82,7 @@ class StepReport:
     learning_rate: float = math.nan
     loss_scale: Tensor | float = 1.0
     skipped: Tensor | int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 class Telemetry:
@@ -176,8 +179,8 @@ class Telemetry:
             return
         line = f"{datetime.datetime.now():%H:%M:%S} {text}"
         if self._progress is not None:
-            style = "bold red" if loud else None
-            self._progress.console.print(line, style=style, markup=False, highlight=False)
+            style, console = "bold red" if loud else None, self._progress.console
+            console.print(line, style=style, markup=False, highlight=False)
         else:
             print(line, file=sys.stderr, flush=True)
 
@@ -233,6 +236,7 @@ class Telemetry:
             "skipped": int(report.skipped),
             "nonfinite_steps": steps - int(finite),
             **self._window.summary(),
+            **report.counts,
         }
         self._written_step = self._interval_step = report.step
         self._interval_started, self._interval_rows = now, self._rows
@@ -256,18 +260,15 @@ class Telemetry:
         """Return the time left at this process' mean speed, as h:mm:ss, or '?'."""
         if not self.total_steps:
             return "?"
-        speed = (step - self._first_step) / max(time.perf_counter() - self._started, 1e-9)
-        if not speed:
-            return "?"
-        return str(datetime.timedelta(seconds=round((self.total_steps - step) / speed)))
+        seconds = time.perf_counter() - self._started
+        done, left = step - self._first_step, self.total_steps - step
+        return str(datetime.timedelta(seconds=round(seconds * left / done))) if done else "?"
 
 
 def _numbers(record: Mapping[str, Any]) -> str:
     """Return the interval's main numbers as one line."""
-    return (
-        f"loss {record['loss']:.4f}  auc {record['auc']:.4f}  "
-        f"{record['rows_per_second']:,.0f} rows/s  input wait {record['input_wait']:.0%}"
-    )
+    speed = f"{record['rows_per_second']:,.0f} rows/s  input wait {record['input_wait']:.0%}"
+    return f"loss {record['loss']:.4f}  auc {record['auc']:.4f}  {speed}"
 
 
 def _evaluated(metrics: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from embeddings.coalesce import unpool
 from embeddings.collection import EmbeddingLayer, local_shards
 from embeddings.counters import Counters
 from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
@@ -24,13 +25,14 @@ from trainer.parallelize import Pipeline
 from trainer.runtime import Runtime
 
 NUM_EXAMPLES = 64
+WHOLE = ShardingConfig(sharding_types=("table_wise",))
 
 
-def _schema(num_features: int, bags: bool) -> Schema:
-    """Return features with a table each, of two widths; every fifth is a bag if `bags`."""
+def _schema(num_features: int, bags: bool, narrow: int = 4) -> Schema:
+    """Return features with a table each, of widths 8 and `narrow`; every fifth a bag if `bags`."""
     tables, features = [], []
     for i in range(num_features):
-        width = 8 if i % 3 else 4
+        width = 8 if i % 3 else narrow
         tables.append(Table(name=f"t{i}", num_embeddings=5 + i % 40, embedding_dim=width))
         kind: dict[str, Any] = {"kind": "bag", "max_length": 3, "pooling": "mean"}
         features.append(
@@ -72,20 +74,28 @@ def _features(schema: Schema, rank: int, step: int) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(keys=names, values=torch.cat(values), lengths=torch.cat(lengths))
 
 
-def _run(runtime: Runtime, num_features: int, bags: bool, coalesced: bool) -> Any:
-    """Take three steps; return the last's counts and vectors, and this rank's shards after it."""
-    schema = _schema(num_features, bags)
+def _run(
+    runtime: Runtime,
+    num_features: int,
+    bags: bool,
+    coalesced: bool,
+    config: ShardingConfig = WHOLE,
+    narrow: int = 4,
+) -> Any:
+    """Take three steps; return the last's counts and vectors, the shards after it, the first's."""
+    schema = _schema(num_features, bags, narrow)
     model = Layers(schema, coalesced)
+    if config.unpool_ids:
+        model.layers = nn.ModuleList(unpool(cast(EmbeddingLayer, one)) for one in model.layers)
     for layer in model.layers:
         fuse_optimizer(layer, SparseOptimizerConfig(learning_rate=0.1))
-    config = ShardingConfig(sharding_types=("table_wise",))
     plan = plan_tables(model, config, config.topology(2, 2, "cpu"), NUM_EXAMPLES)
     sharded = DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(runtime.group),
         device=runtime.device,
         plan=sharding_plan(plan),
-        sharders=sharders(),
+        sharders=sharders(config.dedup),
     )
     for layer in model.layers:
         cast(EmbeddingLayer, layer).reset_parameters()
@@ -95,8 +105,7 @@ def _run(runtime: Runtime, num_features: int, bags: bool, coalesced: bool) -> An
         (vectors * torch.linspace(-1, 1, vectors.shape[1])).sum().backward()
         return vectors.detach()
 
-    for number in range(2):
-        step(number)
+    first, _ = step(0), step(1)
     with Counters(sharded) as counts:
         vectors = step(2)
     shards = {
@@ -105,7 +114,7 @@ def _run(runtime: Runtime, num_features: int, bags: bool, coalesced: bool) -> An
         for name, weight in cast(EmbeddingLayer, layer).table_weights().items()
         for shard, row, column in local_shards(weight)
     }
-    return counts.to_dict(), vectors, shards
+    return counts.to_dict(), vectors, shards, first
 
 
 @pytest.mark.dist
@@ -115,7 +124,7 @@ def test_lookups_and_collectives_are_at_most_8_percent_of_one_per_feature(
 ) -> None:
     outcomes = processes.run(_run, num_features, bags, True)
     schema = _schema(num_features, bags)
-    for rank, (counts, _, _) in enumerate(outcomes):
+    for rank, (counts, *_) in enumerate(outcomes):
         assert counts["lookups"] >= 1
         # An exchange each of splits, ids, vectors and gradients, times a feature each.
         assert 4 <= counts["collectives"] <= 0.08 * 4 * num_features
@@ -123,9 +132,9 @@ def test_lookups_and_collectives_are_at_most_8_percent_of_one_per_feature(
         assert counts["ids_in"] == counts["ids_sent"] == ids
         assert counts["bytes_sent"] > 0
     # Of all ranks together: one lookup per feature would be one on the rank that has its table.
-    assert sum(counts["lookups"] for counts, _, _ in outcomes) <= 0.08 * num_features
+    assert sum(counts["lookups"] for counts, *_ in outcomes) <= 0.08 * num_features
     total = sum(_features(schema, rank, 2).values().numel() for rank in range(2))
-    assert sum(counts["ids_looked_up"] for counts, _, _ in outcomes) == total
+    assert sum(counts["ids_looked_up"] for counts, *_ in outcomes) == total
 
 
 @pytest.mark.dist

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,9 +11,18 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.collection import EmbeddingLayer, local_shards
+from embeddings.counters import Counters
+from embeddings.lifetime import DynamicConfig
 from embeddings.schema import Label, Schema, SparseFeature, Table
 from embeddings.sharding import ShardingConfig
-from embeddings.stats import IdWindow, shard_stats
+from embeddings.stats import (
+    Hits,
+    IdWindow,
+    dynamic_numbers,
+    merge_numbers,
+    rank_numbers,
+    shard_stats,
+)
 from tests.support.processes import Processes
 from tests.support.tiny import SCHEMA, make_batch
 from tests.support.training import Recipe, Session
@@ -98,3 +108,77 @@ def test_touched_rows_of_all_ranks_are_the_rows_of_the_batches(
         assert sum(part.rows for part in parts) == table.num_embeddings
         assert sum(part.touched for part in parts) == len(seen)
         assert all(0 < part.occupancy <= 1 and part.max_norm > 0 for part in parts)
+
+
+def _use(runtime: Runtime, recipe: Recipe) -> Any:
+    """Train two steps, count the third, evaluate a batch; return counts and this rank's numbers."""
+    session = Session(runtime, recipe)
+    layer = session.parallel.model.get_submodule("embeddings")
+    assert isinstance(layer, EmbeddingLayer)
+    window = IdWindow(recipe.schema)
+    for step in range(2):
+        session.backward(session.batch(step))
+        session.precision.apply()
+        window.update(session.batch(step).sparse)
+    with Counters(session.parallel.module) as counts:
+        session.backward(session.batch(2))
+    session.parallel.module.eval()
+    with Hits(layer) as hits, torch.no_grad():
+        session.parallel.module(session.batch(3))
+    states = session.parallel.fused_optimizer.state_dict()["state"]
+    numbers = rank_numbers(
+        shard_stats(layer, states), window.stats(), hits.numbers(), dynamic_numbers(layer)
+    )
+    return counts.to_dict(), numbers
+
+
+def _ids(step: int, table: str) -> list[int]:
+    batch = make_batch(16, step).sparse.to_dict()
+    names = [feature.name for feature in SCHEMA.sparse if feature.table == table]
+    return [i for name in names for i in batch[name].values().tolist()]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise"])
+def test_hits_of_all_ranks_are_the_ids_whose_rows_were_trained(
+    processes: Processes, kind: Any
+) -> None:
+    tables = {table.name: kind for table in SCHEMA.tables}
+    outcomes = processes.run(_use, Recipe(sharding=ShardingConfig(tables=tables)))
+    merged = merge_numbers([numbers for _, numbers in outcomes])
+    for table in SCHEMA.tables:
+        trained = {i for step in range(2) for i in _ids(step, table.name)}
+        asked = [i for i in _ids(3, table.name) if i]
+        numbers = merged[table.name]
+        assert numbers["lookups"] == len(asked)
+        assert numbers["hits"] == sum(i in trained for i in asked)
+        assert numbers["hit_rate"] == numbers["hits"] / numbers["lookups"]
+        assert numbers["occupancy"] == len(trained) / table.num_embeddings
+        seen = _ids(0, table.name) + _ids(1, table.name)
+        assert numbers["ids"] == len(seen)
+        assert numbers["missing"] == pytest.approx(seen.count(0) / len(seen))
+        assert [rank["rank"] for rank in numbers["ranks"]] == [0, 1]
+
+
+@pytest.mark.dist
+def test_dynamic_tables_are_counted_and_add_what_they_count_themselves(
+    processes: Processes,
+) -> None:
+    tables = tuple(
+        dataclasses.replace(table, num_embeddings=200, dynamic=DynamicConfig())
+        if table.name == "user"
+        else table
+        for table in SCHEMA.tables
+    )
+    schema = dataclasses.replace(SCHEMA, tables=tables)
+    outcomes = processes.run(_use, Recipe(schema=schema))
+    merged = merge_numbers([numbers for _, numbers in outcomes])
+    ids = [*_ids(0, "user"), *_ids(1, "user"), *_ids(2, "user")]
+    assert merged["user"]["dynamic_ids"] == len(ids)
+    assert merged["user"]["dynamic_admitted"] <= len(set(ids))
+    assert merged["user"]["dynamic_evicted"] == merged["user"]["dynamic_failed"] == 0
+    assert "dynamic_ids" not in merged["item"]
+    assert merged["user"]["missing"] == 0  # 0 is an id like any other there
+    for rank, (counts, _) in enumerate(outcomes):
+        assert counts["ids_in"] == make_batch(16, 2, 8 * rank, 8 * rank + 8).sparse.values().numel()
+        assert counts["lookups"] > 0 and counts["bytes_sent"] > 0

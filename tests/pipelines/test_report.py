@@ -203,6 +203,7 @@ def test_what_is_missing_is_said_in_its_place(tmp_path):
     assert "broken: metrics.json cannot be read" in found.text
     assert "curves.jsonl cannot" not in found.text, "a line that a crash cut short is no error"
     assert "No run has a ranks.json" in found.text
+    assert "No run has a tables.jsonl" in found.text
     assert "bare has no config.json" in found.text
     assert found.row("bare")[1:] == ["–"] * 13
     _, alone = page([bare], tmp_path)
@@ -227,6 +228,23 @@ def test_several_labels_and_epochs_have_tables(tmp_path):
 def test_sampled_users_are_mentioned(tmp_path):
     _, found = page([write_run(tmp_path / "run", charts=False, gauc_users_sampled=0.25)], tmp_path)
     assert "sample of 25.000% of the users" in found.text
+
+
+def test_use_of_tables_is_shown_largest_first_with_what_a_step_asks(tmp_path):
+    run = write_run(tmp_path / "one", charts=False)
+    numbers = {"rows": 1000, "bytes": 4_000_000, "occupancy": 0.25, "missing": 0.5, "ranks": []}
+    tables = {"<b>small</b>": numbers | {"bytes": 4000}, "item": numbers | {"hit_rate": 0.75}}
+    older = {"step": 1, "tables": {"gone": numbers}}
+    lines = [json.dumps(line) for line in (older, {"step": 2, "tables": tables})]
+    (run / "tables.jsonl").write_text("\n".join(lines) + "\n")
+    metrics = json.loads((run / "metrics.json").read_text())
+    metrics |= {"step_features": 26, "step_lookups": 2, "step_bytes_sent": 123456}
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    _, found = page([run], tmp_path)
+    assert found.text.index("item") < found.text.index("<b>small</b>")
+    assert "gone" not in found.text and "No run has a tables.jsonl" not in found.text
+    for text in ("25.0%", "75.0%", "50.00%", "4.0", "123,456"):
+        assert text in found.text, text
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path):

@@ -107,18 +107,19 @@ def test_identity_maps_v_to_row_v_plus_1_and_names_what_is_out_of_range():
     assert one("identity", [[9, 0]], 5, kind="bag", max_length=1) == [1], "what is cut is not read"
 
 
-def test_values_out_of_vocabulary_are_counted():
+@pytest.mark.parametrize(("policy", "expected"), [("count", {"place": 2}), ("oov", {})])
+def test_values_out_of_range_read_row_0_and_are_counted_where_that_is_asked(policy, expected):
     schema = dataclasses.replace(
         SCHEMA,
         sparse=(
             *(f for f in SCHEMA.sparse if f.name != "place"),
-            SparseFeature(name="place", table="place", transform="identity", out_of_range="oov"),
+            SparseFeature(name="place", table="place", transform="identity", out_of_range=policy),
         ),
     )
     table = records(3).set_column(3, "place", pa.array([0, 77, -5]))
     counts = Counter()
     assert to_batch(table, schema, counts).sparse["place"].values().tolist() == [1, 0, 0]
-    assert counts == {"place": 2}
+    assert counts == expected
 
 
 def test_log_square_buckets_equal_the_published_ones():

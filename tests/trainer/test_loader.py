@@ -203,9 +203,9 @@ def test_a_window_travels_as_one_block_that_owns_its_memory(many):
         )
 
 
-def test_out_of_vocabulary_values_are_counted(many):
+def test_out_of_range_values_are_counted(many):
     sparse = [
-        dataclasses.replace(f, table="tiny", out_of_range="oov") if f.name == "place" else f
+        dataclasses.replace(f, table="tiny", out_of_range="count") if f.name == "place" else f
         for f in SCHEMA.sparse
     ]
     tables = [*SCHEMA.tables[:3], Table(name="tiny", num_embeddings=4, embedding_dim=4)]

@@ -29,7 +29,7 @@ def to_batch(
 ) -> Batch:
     """Convert B rows to a Batch on the CPU.
 
-    counts: if given, gains the number of out-of-vocabulary `identity` values by feature.
+    counts: if given, gains the number of out-of-range `identity` values by feature (`count`).
 
     Raises:
         ValueError: a column is missing or of a wrong type.

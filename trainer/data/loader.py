@@ -81,7 +81,7 @@ class Loader:
     """Iterates the batches of one rank and epoch, on the CPU.
 
     Attributes: files; epoch; step, the batches of the epoch that were handed out; out_of_range, the
-    number of `identity` values by feature that policy `oov` sent to row 0 since it was built.
+    number of `identity` values by feature that policy `count` sent to row 0 since it was built.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ def table_rows(
 ) -> np.ndarray:
     """Map N values of a column to N int64 rows of a table of E = `num_embeddings` rows.
 
-    counts: if given, gains the number of values that policy `oov` sent to row 0.
+    counts: if given, gains the number of values that policy `count` sent to row 0.
 
     Raises:
         RowError: a value cannot be mapped; `row` is its position in `array`.
@@ -149,10 +149,10 @@ def _identity(
                 f"sparse feature {feature.name!r}, column {feature.column!r}, table "
                 f"{feature.table!r} of {num_embeddings} rows: expected an integer in "
                 f"[0, {num_embeddings - 2}], got {ids[position]} (raise num_embeddings, or set "
-                "out_of_range to 'oov')",
+                "out_of_range to 'oov' or 'count')",
                 position,
             )
-        if counts is not None:
+        if counts is not None and feature.out_of_range == "count":
             counts[feature.name] += int(np.count_nonzero(outside))
     return np.where(outside, 0, ids + 1)
 

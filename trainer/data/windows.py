@@ -50,7 +50,7 @@ class Block:
     """The batches of one window, in one piece of memory.
 
     memory: uint8 tensor, or array if it goes by the pipe. slots: per batch, its arrays' places.
-    counts: out-of-vocabulary `identity` values by feature. error: what was wrong with the data.
+    counts: out-of-range `identity` values by feature. error: what was wrong with the data.
     """
 
     memory: Tensor | np.ndarray

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: MIT
+"""What a run leaves of its tables: counts of sampled steps, statistics by evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from tests.support import runs
+from tests.support.processes import Processes
+from trainer.config import TrainConfig
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.generate(tmp_path_factory.mktemp("logs"))
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+@pytest.mark.dist
+def test_a_run_exports_what_its_steps_ask_of_the_tables_and_what_ids_find_there(
+    logs: Path, processes: Processes, tmp_path: Path
+) -> None:
+    config = runs.small("dlrm.demo", logs, "--log.interval-steps", "3")
+    metrics = processes.run(runs.train, config, tmp_path)[0]
+    curve = _lines(tmp_path / "curves.jsonl")
+    # Nothing before a step can be counted; then the second step, the fourth, every third.
+    assert len({point["step_bytes_sent"] for point in curve}) > 1
+    last = curve[-1]
+    features = len(config.schema.sparse)
+    assert last["step_features"] == features
+    assert 0 < last["step_lookups"] < features
+    assert last["step_collectives"] > 0 and last["step_bytes_sent"] > 0
+    assert last["step_ids_in"] >= last["step_ids_sent"] > 0
+    assert {key: metrics[key] for key in last if key.startswith("step_")} == {
+        key: value for key, value in last.items() if key.startswith("step_")
+    }
+    (line,) = _lines(tmp_path / "tables.jsonl")
+    assert line["step"] == metrics["steps"]
+    assert sorted(line["tables"]) == sorted(table.name for table in config.schema.tables)
+    for table in config.schema.tables:
+        numbers = line["tables"][table.name]
+        assert numbers["rows"] == table.num_embeddings
+        assert numbers["bytes"] == 4 * table.num_embeddings * table.embedding_dim
+        assert 0 < numbers["occupancy"] <= 1 and 0 < numbers["hit_rate"] <= 1
+        assert 0 <= numbers["missing"] < 1 and 0 < numbers["top_share"] <= 1
+        assert sum(rank["ids"] for rank in numbers["ranks"]) == numbers["ids"]
+        assert {rank["rank"] for rank in numbers["ranks"]} == {0, 1}
+    # What was never trained is not found: test ids of a table that new values reach.
+    assert min(numbers["hit_rate"] for numbers in line["tables"].values()) < 1
+
+
+def _counting(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with one feature of few rows whose values are counted if outside."""
+    schema = config.schema
+    feature = next(f for f in schema.sparse if f.kind == "id" and f.transform == "hash")
+    counted = dataclasses.replace(feature, table="few", transform="identity", out_of_range="count")
+    few = dataclasses.replace(schema.table(feature.table), name="few", num_embeddings=40)
+    sparse = tuple(counted if f is feature else f for f in schema.sparse)
+    used = {f.table for f in sparse}
+    tables = (few, *(table for table in schema.tables if table.name in used))
+    return dataclasses.replace(
+        config, schema=dataclasses.replace(schema, tables=tables, sparse=sparse)
+    )
+
+
+@pytest.mark.dist
+def test_ids_out_of_range_are_counted_over_all_ranks_and_exported_by_feature(
+    logs: Path, processes: Processes, tmp_path: Path
+) -> None:
+    config = _counting(runs.small("dlrm.demo", logs))
+    (feature,) = (f for f in config.schema.sparse if f.out_of_range == "count")
+    metrics = processes.run(runs.train, config, tmp_path)[0]
+    parts = [parquet.read_table(path, columns=[feature.column]) for path in logs.rglob("*.parquet")]
+    values = pa.concat_tables(parts)[feature.column].drop_null().to_pylist()
+    outside = sum(not 0 <= value <= 38 for value in values)
+    assert 0 < outside < len(values)
+    assert metrics["out_of_range"] == {feature.name: outside}
+    saved = json.loads((tmp_path / "metrics.json").read_text("utf-8"))
+    assert saved["out_of_range"] == metrics["out_of_range"]
+    plain = runs.small("dlrm.demo", logs)
+    assert all(f.out_of_range != "count" for f in plain.schema.sparse)

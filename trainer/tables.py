@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: MIT
+"""What a run notes of its tables: what a sampled step asks of them, and what they are used for.
+
+Counting is off but for one step an interval: the first that can be counted, and then the first of
+each interval of the log. Its numbers are in the curve: lookup kernels, exchanges, ids and bytes, of
+all ranks together. At every evaluation the tables' statistics become a line of DIR/tables.jsonl.
+
+Shapes: R ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from embeddings.collection import EmbeddingLayer
+from embeddings.counters import Counters, Counts
+from embeddings.stats import (
+    Hits,
+    IdWindow,
+    dynamic_numbers,
+    merge_numbers,
+    rank_numbers,
+    shard_stats,
+)
+from models.batch import Batch
+from trainer.curves import append, truncate
+from trainer.data.loader import Loader
+from trainer.parallelize import Parallel
+from trainer.run_folder import TABLES
+from trainer.runtime import Runtime
+
+
+class TableWatch:
+    """Counts and statistics of one run's tables.
+
+    Attributes: counts, of the latest sampled step, by name; empty before the first.
+    """
+
+    def __init__(self, parallel: Parallel, runtime: Runtime, interval_steps: int) -> None:
+        layer = parallel.model.get_submodule("embeddings")
+        assert isinstance(layer, EmbeddingLayer)
+        self.counts: dict[str, int] = {}
+        self._layer, self._parallel, self._runtime = layer, parallel, runtime
+        self._path: Path | None = None
+        self._interval = interval_steps
+        self._window = IdWindow(layer.schema)
+        self._steps = 0
+
+    def start(self, output: Path, step: int) -> None:
+        """Write to `output` from now on, after `step` finished steps."""
+        self._path = output / TABLES
+        if self._runtime.is_first:
+            # An evaluation at the step that is resumed from will be made again.
+            truncate(self._path, step - 1)
+
+    def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches of training, remembering the ids of the latest."""
+        for batch in batches:
+            self._window.update(batch.sparse)
+            yield batch
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Run a training step; count it if it is one of the sample. Collective if so.
+
+        step: its number, from 1.
+        """
+        # TorchRec builds its exchanges in a process's first step, so the second can be counted.
+        due = self._steps > 0 and (not self.counts or step % self._interval == 1 % self._interval)
+        self._steps += 1
+        if not due:
+            yield
+            return
+        with Counters(self._parallel.module) as counts:
+            yield
+        self._sum(counts)
+
+    def _sum(self, counts: Counts) -> None:
+        """Keep the sums over ranks, unless the pipeline had no next batch to exchange ids of."""
+        names, numbers = zip(*counts.to_dict().items(), strict=True)
+        total = torch.tensor(numbers, device=self._runtime.device)
+        dist.all_reduce(total, group=self._runtime.group)
+        found = dict(zip(names, total.tolist(), strict=True))
+        if found["ids_in"]:
+            found = {"features": len(self._layer.schema.sparse), **found}
+            self.counts = {f"step_{name}": number for name, number in found.items()}
+
+    def out_of_range(self, *loaders: Loader) -> dict[str, int]:
+        """Return how many ids of each feature of policy `count` the loaders replaced. Collective.
+
+        Since the loaders were built, on all ranks.
+        """
+        schema = self._layer.schema
+        names = [feature.name for feature in schema.sparse if feature.out_of_range == "count"]
+        if not names:
+            return {}
+        numbers = [sum(loader.out_of_range[name] for loader in loaders) for name in names]
+        total = torch.tensor(numbers, device=self._runtime.device)
+        dist.all_reduce(total, group=self._runtime.group)
+        return dict(zip(names, total.tolist(), strict=True))
+
+    @contextmanager
+    def evaluation(self, step: int) -> Iterator[None]:
+        """Run an evaluation and write a line of statistics after it. Collective."""
+        with Hits(self._layer) as hits:
+            yield
+        states = self._parallel.fused_optimizer.state_dict()["state"]
+        shards = shard_stats(self._layer, states)
+        own = rank_numbers(
+            shards, self._window.stats(), hits.numbers(), dynamic_numbers(self._layer)
+        )
+        ranks: list[Any] | None = [None] * self._runtime.world_size
+        ranks = ranks if self._runtime.is_first else None
+        dist.gather_object(own, ranks, dst=0, group=self._runtime.group)
+        if ranks is not None and self._path is not None:
+            append(self._path, {"step": step, "tables": merge_numbers(ranks)})
