@@ -2,7 +2,7 @@
 #
 #   PYTHON=...    interpreter to build .venv with (3.11 or newer); the first one found when not given
 #   PLATFORM=...  cpu or gpu: which list of requirements/ to install; gpu where nvidia-smi runs when not given
-#   ARGS=...      more words for the command of demo, nightly, test or doctor: make test ARGS="-k torchx"
+#   ARGS=...      more words for the command of demo, nightly, test, faults or doctor: make test ARGS="-k torchx"
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -19,7 +19,7 @@ LIST := requirements/$(PLATFORM).txt
 STAMP := $(VENV)/installed-$(PLATFORM)
 PACKAGES := embeddings models trainer pipelines deploy
 
-.PHONY: help demo nightly test lint format doctor install clean
+.PHONY: help demo nightly test faults lint format doctor install clean
 
 help: ## list these targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -32,6 +32,9 @@ nightly: $(STAMP) ## replay nights on generated days: train, compare, promote or
 
 test: $(STAMP) ## run all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+faults: $(STAMP) ## inject every fault into small jobs and print what was left; ARGS="clock disk" for some of them
+	$(BIN)/python -m tests.faults.run $(ARGS)
 
 lint: $(STAMP) ## check style, formatting, types and import contracts
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -95,6 +96,20 @@ class Alarms:
             self.first_steps.setdefault(name, int(record["step"]))
         return new
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is ringing and what may ring soon, as plain data."""
+        return {
+            "ringing": sorted(self.ringing),
+            "first_steps": self.first_steps,
+            "stuck": self._stuck,
+            "starved": self._starved,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self.ringing, self.first_steps = set(state["ringing"]), dict(state["first_steps"])
+        self._stuck, self._starved = state["stuck"], state["starved"]
+
     def _lasting(self, record: Mapping[str, float]) -> dict[str, str]:
         """Return what is wrong only if it lasts."""
         auc, wait = record["auc"], record["input_wait"]
@@ -157,10 +172,14 @@ class LabelWeights:
         self._group = group
         self._ringing: set[str] = set()
         self._local: Tensor | None = None
+        self._resumed = False
         self.begin_epoch(0)
 
     def begin_epoch(self, step: int) -> None:
-        """Begin an epoch after `step` finished steps."""
+        """Begin an epoch after `step` finished steps, or go on in the one that was resumed."""
+        if self._resumed:
+            self._resumed = False
+            return
         self._epoch_start = self._interval_start = step
         self._epoch = torch.zeros(len(self.labels), dtype=torch.float64)
 
@@ -191,6 +210,25 @@ class LabelWeights:
             f"{ADVICE['no_weight']}"
             for label in new
         ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch so far as plain data, the same on all ranks. Collective."""
+        total = torch.zeros_like(self._epoch) if self._local is None else self._local.clone()
+        dist.all_reduce(total, group=self._group)
+        return {
+            "epoch_start": self._epoch_start,
+            "interval_start": self._interval_start,
+            "epoch": (self._epoch + total.cpu()).tolist(),
+            "ringing": sorted(self._ringing),
+            "first_steps": self.first_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on in the epoch of `state_dict`."""
+        self._epoch_start, self._interval_start = state["epoch_start"], state["interval_start"]
+        self._epoch = torch.tensor(state["epoch"], dtype=torch.float64)
+        self._ringing, self.first_steps = set(state["ringing"]), dict(state["first_steps"])
+        self._resumed = True
 
     def check_epoch(self, step: int) -> None:
         """End an epoch with `step`, after `interval`.

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -19,18 +20,32 @@ _SAVING_SHARE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are written and how many are kept. One is always written at the run's end.
+    """When checkpoints are written, where, and which stay. One is always written at the run's end.
 
     interval_steps: every so many steps; 0: not by steps.
     interval_seconds: when so many seconds have passed since the last one, which is what a killed
-      run loses at most (and up to 10 steps); longer where saving would take more than 5 % of the
-      time. A run that is shorter pays nothing. 0: not by the clock.
+      run loses at most (and up to 10 steps, and the time of writing); longer where training would
+      stand still for more than 5 % of the time. A run that is shorter pays nothing. 0: not by the
+      clock.
+    folder: where they are written, a folder or a URL that fsspec understands (s3://bucket/name);
+      empty: `checkpoints` in the run's folder.
+    asynchronous: whether training goes on while they are written, which takes memory for a copy of
+      the state on every machine; where there is none, training waits.
     keep: how many of the newest stay.
+    keep_best: how many of those with the best metric stay; with it, every evaluation has a
+      checkpoint (evaluate_epochs).
+    best_metric: of the evaluation; logloss and ne are better when lower.
+    keep_every_hours: the first in each stretch of so many hours stays; 0: no such rule.
     """
 
     interval_steps: int = 0
     interval_seconds: float = 600.0
+    folder: str = ""
+    asynchronous: bool = True
     keep: int = 2
+    keep_best: int = 0
+    best_metric: Literal["auc", "gauc", "logloss", "ne"] = "auc"
+    keep_every_hours: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -39,10 +54,18 @@ class CheckpointConfig:
                 f"checkpoint: interval_steps must not be negative and keep must be at least 1, got "
                 f"{self.interval_steps} and {self.keep}"
             )
-        if not (math.isfinite(self.interval_seconds) and self.interval_seconds >= 0):
+        if self.keep_best < 0:
+            raise ValueError(f"checkpoint.keep_best: expected at least 0, got {self.keep_best}")
+        for name, without in (("interval_seconds", "by the clock"), ("keep_every_hours", "by age")):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(
+                    f"checkpoint.{name}: expected a number >= 0 (0: not {without}), got {value}"
+                )
+        if self.best_metric != type(self).best_metric and not self.keep_best:
             raise ValueError(
-                "checkpoint.interval_seconds: expected a number >= 0 (0: not by the clock), got "
-                f"{self.interval_seconds}"
+                f"checkpoint.best_metric: {self.best_metric!r} has no effect without keep_best; "
+                "set keep_best, or remove it"
             )
 
     def build(self, group: dist.ProcessGroup) -> Cadence:
@@ -65,19 +88,22 @@ class Cadence:
         self._pause = config.interval_seconds
         self._last = clock()
 
-    def due(self, step: int) -> bool:
-        """Return whether to save after `step` finished steps. Collective."""
+    def due(self, step: int, busy: bool = False) -> bool:
+        """Return whether to save after `step` finished steps. Collective.
+
+        busy: whether a checkpoint is being written; by the clock none is begun meanwhile.
+        """
         if self.config.interval_steps and step % self.config.interval_steps == 0:
             return True
         if not self.config.interval_seconds or step % _LOOK_STEPS:
             return False
-        passed = torch.tensor([self._clock() - self._last >= self._pause])
+        passed = torch.tensor([not busy and self._clock() - self._last >= self._pause])
         if self._group.size() > 1:
             # The first rank's clock counts.
             dist.broadcast(passed, group=self._group, group_src=0)
         return bool(passed)
 
     def saved(self, started: float) -> None:
-        """Take note of a checkpoint whose writing began at `started`, by the same clock."""
+        """Take note of a checkpoint that training has stood still for since `started`."""
         self._last = self._clock()
         self._pause = max(self.config.interval_seconds, (self._last - started) / _SAVING_SHARE)

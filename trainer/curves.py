@@ -38,6 +38,16 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
         file.write(json.dumps(json_ready(record), allow_nan=False) + "\n")
 
 
+def last_step(path: Path) -> int:
+    """Return the largest step of a file of lines; 0 if there is none."""
+    step = 0
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):  # cut short by a crash
+                step = max(step, json.loads(line)["step"])
+    return step
+
+
 def truncate(path: Path, step: int) -> dict[str, Any]:
     """Remove lines beyond `step` or cut short by a crash; return the last that stays, or {}."""
     latest: dict[str, Any] = {}

@@ -16,13 +16,14 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from trainer.runtime import RunError
+from trainer.stopping import Stopped
 
 
 def exit_code(work: Callable[[], None]) -> int:
     """Do `work`; return 0, 2 where configuration or data are wrong, 1 for any other failure.
 
-    130 where it was interrupted (Ctrl-C). Failures go to stderr, with the rank if there are
-    several.
+    130 where it was interrupted (Ctrl-C), 143 where it was asked to end (SIGTERM). Failures go to
+    stderr, with the rank if there are several.
     """
     try:
         work()
@@ -30,6 +31,10 @@ def exit_code(work: Callable[[], None]) -> int:
         print(f"{_rank()}error: {error}", file=sys.stderr, flush=True)
         _record(error)
         return 2 if isinstance(error, ValueError) else 1
+    except Stopped as stop:
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            print(f"stopped: {stop}", file=sys.stderr, flush=True)
+        return 128 + stop.number
     except KeyboardInterrupt:
         print(
             f"{_rank()}interrupted: what was done since the last checkpoint is lost; the same "

@@ -7,43 +7,43 @@ Shapes: B examples per rank, K tasks, R ranks.
 from __future__ import annotations
 
 import itertools
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from embeddings.plans import KEY
-from embeddings.sharding import check_plan
 from models.batch import Batch
+from models.ranking import Predictions
 from models.specformer import SpecFormer
-from trainer import checkpoint
 from trainer.alarms import LabelWeights
 from trainer.build import build_training, open_loader, standardize
 from trainer.config import TrainConfig, to_dict
-from trainer.curves import truncate, write_json
-from trainer.data.parquet import LogFile, check_families
+from trainer.curves import last_step, truncate, write_json
+from trainer.data.parquet import check_families
 from trainer.days import check_overlap
 from trainer.diagnostics import Watch, diagnose_model
 from trainer.evaluate import evaluate
-from trainer.inherit import Inherited, check_sources, inherit
-from trainer.manifest import RUN, prune, read_manifest
+from trainer.inherit import Inherited, check_sources
 from trainer.memory import check_tables
 from trainer.metrics import undefined
 from trainer.optimizer import learning_rates
-from trainer.run_folder import CHECKPOINTS, CONFIG, EVALUATIONS, INHERITED, METRICS, RANKS, claim
+from trainer.resume import begin, describe, greet, restore_gathered, resume, tensors
+from trainer.run_folder import CONFIG, CURVES, EVALUATIONS, METRICS, RANKS, checkpoints_of, claim
 from trainer.runtime import RunError, Runtime
+from trainer.saver import Saver
 from trainer.state import TrainState
+from trainer.stopping import Stopped, StopSignals
 from trainer.tables import TableWatch
 from trainer.telemetry import StepReport
+from trainer.watchdog import Watchdog
 
 
 class Trainer:
     """One run of one configuration on this rank.
 
-    Args:
-        config: what to compute.
-        output: the run's folder, shared by all ranks.
-        runtime: this process among the others.
+    config: what to compute. output: the run's folder, shared by all ranks. runtime: this process
+    among the others.
 
     Raises:
         ValueError: the data does not fit the schema, or `output` cannot be used.
@@ -74,10 +74,11 @@ class Trainer:
         steps_per_epoch = len(self.train_loader)
         self.inherited: Inherited | None = None
         self.origin: dict[str, str] | None = None
+        self.gathered: Any = None  # manifest and examples, until there is something that reports
         if resume_from is not None:
-            self._resume(resume_from)
+            resume(self, resume_from)
         elif config.inherit.active:
-            self._inherit()
+            self.inherited = begin(self)
         # At another world size than before, the rest of an epoch takes other steps than planned.
         rest = len(self.train_loader) - self.train_loader.step
         self.total_steps = self.step + rest + (config.epochs - self.epoch - 1) * steps_per_epoch
@@ -100,34 +101,48 @@ class Trainer:
         if runtime.is_first:
             # An evaluation at the step that is resumed from will be made again.
             truncate(output / EVALUATIONS, self.step - 1)
+        self.reached = last_step(output / CURVES) if runtime.is_first else 0
         self.telemetry.start(self.step, self.rows)
         self.cadence = config.checkpoint.build(runtime.group)
         self.tables = TableWatch(self.parallel, runtime, config.log.interval_steps)
         self.tables.start(output, self.step)
+        self.saver = Saver(
+            checkpoints_of(output, config),
+            config.checkpoint,
+            runtime,
+            config.runtime.timeout_seconds,
+            self.telemetry.say,
+        )
         self.weights = LabelWeights(config.schema.labels, runtime.group)
+        self.watchdog = Watchdog(config.runtime.hang_seconds, runtime.rank)
+        self.signals, self.stopping = StopSignals(runtime.is_first), False
+        restore_gathered(self)
 
     def fit(self) -> dict[str, Any]:
-        """Train to the end, evaluate, write metrics.json; return the metrics, same on all ranks."""
-        config = self.config
-        with self.telemetry:
-            if self.inherited is not None:
-                for line in self.inherited.table():
-                    self.telemetry.say(line)
-            elif self.step:
-                self.telemetry.say(f"resumed at step {self.step:,} of {self.end_step:,}")
-            elif self.anew:
-                self.telemetry.say(f"{self.output} holds no checkpoint yet: from the beginning")
-            self.telemetry.say(f"dense weights: {config.dense.describe()}")
-            self.telemetry.say(f"tables: {config.sparse.describe()}")
-            while self.step < self.end_step:
-                self._train_epoch(self.epoch)
-                # An epoch that max_steps cut is not over: what inherits the run goes on in it.
-                self.epoch += self.step - self.epoch_start == len(self.train_loader)
-                if config.evaluate_epochs and self.step < self.end_step:
-                    self._evaluate()
-            metrics = self._evaluate()
-        self.train_loader.close()
-        self.test_loader.close()
+        """Train to the end, evaluate, write metrics.json; return the metrics, same on all ranks.
+
+        Raises:
+            RunError: training diverged, or its last checkpoint could not be written.
+            Stopped: a signal asked the run to end; it has been saved.
+        """
+        with self.telemetry, self.watchdog:
+            try:
+                greet(self)
+                while self.step < self.end_step:
+                    self._train_epoch(self.epoch)
+                    # An epoch that max_steps cut is not over: what inherits the run goes on in it.
+                    self.epoch += self.step - self.epoch_start == len(self.train_loader)
+                    if self.config.evaluate_epochs and self.step < self.end_step:
+                        self._evaluate(keep=self.config.checkpoint.keep_best > 0)
+                metrics = self._evaluate(keep=True)
+                with self.watchdog.paused():
+                    self.saver.wait(last=True)
+            except BaseException:
+                self.saver.abandon()
+                raise
+            finally:
+                self.train_loader.close()
+                self.test_loader.close()
         if metrics["nonfinite_predictions"]:
             bad, rows = metrics["nonfinite_predictions"], metrics["rows"]
             raise RunError(
@@ -136,7 +151,6 @@ class Trainer:
                 "sparse.learning_rate, or set precision.max_norm"
             )
         metrics |= self._run_metrics()
-        self._save()
         if self.runtime.is_first:
             write_json(self.output / METRICS, metrics)
         self.telemetry.say(f"done: {self.output / METRICS}")
@@ -152,16 +166,16 @@ class Trainer:
         batches = itertools.islice(batches, end - self.step)
         self.clock = time.perf_counter(), self.telemetry.timer.seconds
         self.weights.begin_epoch(self.step)
-        while self.step < end:
-            self._train_step(batches)
-            if self.step % self.config.log.interval_steps == 0 or self.step == end:
-                for message in self.weights.interval(self.step):
-                    self.telemetry.say(message, loud=True)
-            if self.cadence.due(self.step) and self.step < self.end_step:
-                self._count_seconds()
-                started = time.monotonic()
-                self._save()
-                self.cadence.saved(started)
+        with self.signals.noted():
+            while self.step < end:
+                self._train_step(batches)
+                if self.step % self.config.log.interval_steps == 0 or self.step == end:
+                    for message in self.weights.interval(self.step):
+                        self.telemetry.say(message, loud=True)
+                if self.stopping and self.step < self.end_step:
+                    self._stop()
+                if self.step < self.end_step and self.cadence.due(self.step, self.saver.busy):
+                    self._save()
         self._count_seconds()
         self.weights.check_epoch(self.step)
 
@@ -174,6 +188,7 @@ class Trainer:
     def _train_step(self, batches: Iterator[Batch]) -> None:
         """Train on one batch of every rank."""
         self.schedule.apply(self.step)
+        self.precision.stop.wanted = self.signals.received > 0
         if self.config.spatial_warmup:
             tower = self.parallel.model.get_submodule("tower")
             assert isinstance(tower, SpecFormer)
@@ -183,6 +198,8 @@ class Trainer:
         result = self.pipeline.last_step
         assert result is not None
         self.step += 1
+        self.stopping = self.precision.stop.decided(latest=self.step == self.end_step)
+        self.watchdog.beat(f"training step {self.step + 1:,}")
         self.weights.add(predictions.weights)
         # Every step takes full batches but the last of an epoch, which is padded.
         before, end = self.rows, (self.epoch + 1) * self.train_loader.num_rows
@@ -202,13 +219,26 @@ class Trainer:
             )
         )
 
-    def _evaluate(self) -> dict[str, Any]:
-        """Evaluate on the test days; note the towers' effective ranks."""
+    def _evaluate(self, keep: bool) -> dict[str, Any]:
+        """Evaluate on the test days; note the towers' effective ranks.
+
+        keep: whether the model is to have a checkpoint, which is written meanwhile.
+        """
+        if keep and self.saver.written_step != self.step:
+            self._save()
+        if self.stopping and self.step == self.end_step:
+            self._stop()
         tower = self.parallel.model.get_submodule("tower")
         with Watch(tower) as watch, self.tables.evaluation(self.step):
-            metrics = evaluate(self.pipeline, self.test_loader, self.config, watch.note)
+
+            def note(predictions: Predictions) -> None:
+                watch.note(predictions)
+                self.watchdog.beat(f"evaluating after step {self.step:,}")
+
+            metrics = evaluate(self.pipeline, self.test_loader, self.config, note)
         with self.precision.autocast():
             ranks = diagnose_model(self.parallel, watch)
+        self.watchdog.beat(f"evaluated after step {self.step:,}")
         self.telemetry.evaluation(self.step, metrics)
         reasons = undefined(metrics, [label.name for label in self.config.schema.labels])
         for line in reasons if reasons != self.reasons else ():
@@ -217,6 +247,9 @@ class Trainer:
         self.ranks += [{"step": self.step, **record} for record in ranks]
         if self.runtime.is_first:
             write_json(self.output / RANKS, self.ranks)
+        if keep:
+            with self.watchdog.paused():
+                self.saver.evaluated(metrics)
         return metrics
 
     def _run_metrics(self) -> dict[str, Any]:
@@ -234,65 +267,22 @@ class Trainer:
         }
 
     def _save(self) -> None:
-        """Write a checkpoint of the current step and remove the oldest."""
-        manifest = {
-            "rows": self.rows,
-            "epoch": self.epoch,
-            "position": self.train_loader.state_dict(self.step - self.epoch_start)
-            if self.train_loader.epoch == self.epoch
-            else None,
-            "train_seconds": self.train_seconds,
-            "wait_seconds": self.wait_seconds,
-            "precision": self.precision.state_dict(),
-            "ranks": self.ranks,
-            "config": to_dict(self.config),
-            KEY: self.parallel.plan.to_dict(),
-            "inherited": self.origin,
-            "families": dict(pair for file in self.train_loader.files for pair in file.families),
-            "schema_fingerprint": self.config.schema.fingerprint(),
-        }
-        directory = self.output / CHECKPOINTS
-        checkpoint.save(self.state.tensors(), directory, self.step, manifest)
-        if self.runtime.is_first:
-            prune(directory, self.config.checkpoint.keep)
+        """Write a checkpoint of the current step, beside what follows."""
+        self._count_seconds()
+        started = time.monotonic()
+        with self.watchdog.paused():
+            self.saver.save(tensors(self), self.step, describe(self))
+        self.cadence.saved(started)
 
-    def _resume(self, path: Path) -> None:
-        """Continue from the checkpoint at `path`."""
-        manifest = read_manifest(path, RUN)
-        check_plan(manifest, self.parallel.plan, self.config.parallel.sharding, path)
-        self.state.load(path)
-        self.precision.load_state_dict(manifest["precision"])
-        self.origin = manifest.get("inherited")
-        self._take_position(manifest)
-
-    def _inherit(self) -> None:
-        """Begin with what the configuration inherits, and note it in the run's folder."""
-        config, paths = self.config.inherit, self.config.inherit.paths()
-        manifests = {group: read_manifest(path, RUN) for group, path in paths.items() if path}
-        if "embeddings" in manifests:
-            families = tuple(manifests["embeddings"]["families"].items())
-            log = LogFile(path="the inherited tables' log", row_group_rows=(), families=families)
-            check_families((log, *self.train_loader.files))
-        self.inherited = inherit(config, to_dict(self.config), self.state)
-        self.origin = self.inherited.sources
-        if "data_position" in manifests:
-            self._take_position(manifests["data_position"])
-        if "loss_scale" in manifests:
-            manifest = manifests["loss_scale"]
-            if manifest["config"]["precision"]["dtype"] == self.config.precision.dtype:
-                skipped = {} if self.step else {"num_skipped": 0, "consecutive_skips": 0}
-                self.precision.load_state_dict({**manifest["precision"], **skipped})
-        if self.runtime.is_first:
-            write_json(self.output / INHERITED, self.inherited.record())
-
-    def _take_position(self, manifest: dict[str, Any]) -> None:
-        """Go on from the step, and the row of the log, that a checkpoint's manifest gives."""
-        self.step, self.rows, self.epoch = manifest["step"], manifest["rows"], manifest["epoch"]
-        if manifest["position"] is None:
-            self.train_loader.set_epoch(self.epoch)
-        else:
-            self.train_loader.load_state_dict(manifest["position"])
-        self.train_seconds = manifest["train_seconds"]
-        self.wait_seconds = manifest["wait_seconds"]
-        self.ranks = [record for record in manifest["ranks"] if record["step"] < self.step]
-        self.epoch_start = self.step - self.train_loader.step
+    def _stop(self) -> None:
+        """Save, and end the run at the step that the ranks have agreed on."""
+        if self.saver.written_step != self.step:
+            self._save()
+        with self.watchdog.paused():
+            self.saver.wait(last=True)
+        number = self.signals.received or signal.SIGTERM
+        raise Stopped(
+            number,
+            f"{signal.Signals(number).name} at step {self.step:,} of {self.end_step:,}; saved, the "
+            "same command goes on from there",
+        )

@@ -141,3 +141,31 @@ class HostCopy:
         if self._ready is not None:
             self._ready.synchronize()
         return float(self._copy)
+
+
+class StopVote:
+    """Whether the run is to end, as all ranks know it at the same step.
+
+    Attributes: wanted, whether this rank wants it; it is asked with the next step.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._counts: list[HostCopy] = []
+
+    def count(self, votes: Tensor) -> None:
+        """Take note of how many ranks wanted it in a step, 0-d."""
+        self._counts = [*self._counts[-1:], HostCopy(votes)]
+
+    def decided(self, latest: bool = False) -> bool:
+        """Return whether any rank wanted it at the step before the last.
+
+        latest: ask for the last step too, which waits for the device.
+        """
+        return any(count.read() for count in (self._counts if latest else self._counts[:-1]))
+
+
+def power_of_two(value: Tensor) -> Tensor:
+    """Return the power of two nearest below a 0-d float64 `value`; 1 for 0."""
+    exponent = torch.frexp(value)[1] - 1
+    return torch.where(value > 0, torch.ldexp(torch.ones_like(value), exponent), 1.0)

@@ -1,23 +1,31 @@
 # SPDX-License-Identifier: MIT
-"""The folder of a run's checkpoints: which are complete, what they say of themselves, which go.
+"""The folder of a run's checkpoints: which are complete, and what they say of themselves.
 
-A checkpoint is a folder `step-N` with a manifest in it. Everything else carries a name that begins
-with a dot and is nobody's checkpoint, with one exception: `.step-N.replaced` stands in for a step
-that was being written again when the process died, so that there is a complete checkpoint at every
-moment, also where only one is kept.
+A checkpoint is a folder `step-N` with a manifest in it. On a disk everything else carries a name
+that begins with a dot and is nobody's checkpoint, with one exception: `.step-N.replaced` stands in
+for a step that was being written again when the process died, so that there is a complete
+checkpoint at every moment, also where only one is kept.
 
   .step-N.incomplete  being written       .step-N.replaced  the earlier step-N, until the new one is
   .step-N.removed     being removed                         in its place
+
+Behind a URL nothing can be renamed in one step. There the files lie in `step-N/data-TOKEN/`, the
+manifest, written last and in one step, names that folder, and writing a step again replaces the
+manifest alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from trainer.storage import Folder, RemotePath, sync_folder, write_durably
 
 MANIFEST = "manifest.json"
 # What `checkpoint.save` adds to every manifest, and what a run needs to go on from it.
@@ -33,45 +41,95 @@ RUN: dict[str, type | tuple[type, ...]] = {
     "ranks": list,
     "config": dict,
     "families": dict,
+    "schema_fingerprint": str,
+    "config_fingerprint": str,
+    "routing_fingerprint": str,
+    "telemetry": dict,
+    "weights": dict,
 }
 _NAME = re.compile(r"step-(\d+)|\.step-(\d+)\.replaced")
 _SHOWN = 5
+_DATA = "data-"
 
 
-def complete(directory: Path) -> list[Path]:
-    """Return the complete checkpoints below `directory`, oldest first."""
-    found: dict[int, Path] = {}
+def complete(directory: Folder) -> list[Any]:
+    """Return the complete checkpoints below `directory`, oldest first, as paths of its kind."""
+    found: dict[int, Folder] = {}
     # Sorted, so that `step-N` comes after `.step-N.replaced` and takes its place.
-    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+    for path in _entries(directory):
         match = _NAME.fullmatch(path.name)
         if match and (path / MANIFEST).is_file():
             found[int(match[1] or match[2])] = path
     return [found[step] for step in sorted(found)]
 
 
-def commit(temporary: Path, target: Path) -> None:
-    """Rename the finished `temporary` to `target`, replacing an earlier one. On one rank."""
+def draft(target: Folder) -> Folder:
+    """Make the folder in which the files of the checkpoint `target` are written. On one rank."""
+    if isinstance(target, RemotePath):
+        return target / f"{_DATA}{uuid.uuid4().hex[:12]}"
+    temporary = target.with_name(f".{target.name}.incomplete")
+    _remove(temporary)
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def commit(place: Folder, target: Folder, content: Mapping[str, Any]) -> None:
+    """Write the manifest of what `draft` has given and make it the checkpoint. On one rank.
+
+    Raises:
+        OSError: it could not be written; then `place` is gone.
+    """
+    if isinstance(target, RemotePath):
+        text = json.dumps({**content, "data": place.name}, indent=2)
+        write_durably(target / MANIFEST, text.encode())
+        _remove_other_data(target, place.name)
+        return
+    assert isinstance(place, Path)
+    try:
+        write_durably(place / MANIFEST, json.dumps(content, indent=2).encode())
+        sync_folder(place)
+    except OSError:
+        discard(place)
+        raise
     replaced = target.with_name(f".{target.name}.replaced")
     if (target / MANIFEST).is_file():
         _remove(replaced)
         target.rename(replaced)
     _remove(target)
-    temporary.rename(target)
+    place.rename(target)
+    sync_folder(target.parent)
     _remove(replaced)
 
 
-def prune(directory: Path, keep: int) -> None:
-    """Remove all but the `keep` newest complete checkpoints. On one rank."""
-    for path in complete(directory)[:-keep]:
-        # Renamed first: half a checkpoint must not look like one.
-        removed = path.with_name(f".{path.name.lstrip('.')}.removed")
-        _remove(removed)
-        path.rename(removed)
-        _remove(removed)
+def discard(place: Folder) -> None:
+    """Remove what `draft` has given, as far as that is possible. On one rank."""
+    with contextlib.suppress(OSError):
+        _remove(place)
 
 
-def recover(directory: Path) -> None:
+def remove(path: Folder) -> None:
+    """Remove a checkpoint so that half of it never looks like one. On one rank."""
+    if isinstance(path, RemotePath):
+        (path / MANIFEST).unlink()
+        _remove(path)
+        return
+    removed = path.with_name(f".{path.name.lstrip('.')}.removed")
+    _remove(removed)
+    path.rename(removed)
+    _remove(removed)
+
+
+def recover(directory: Folder) -> None:
     """Put back or remove what a process that died has left. Only for who holds the run's lock."""
+    if isinstance(directory, RemotePath):
+        for path in _entries(directory):
+            if _NAME.fullmatch(path.name) and path.is_dir():
+                if not (path / MANIFEST).is_file():
+                    _remove(path)
+                else:
+                    with contextlib.suppress(ValueError):  # named when it is opened
+                        _remove_other_data(path, read_manifest(path)["data"])
+        return
     if not directory.is_dir():
         return
     for path in complete(directory):
@@ -84,8 +142,13 @@ def recover(directory: Path) -> None:
             _remove(path)
 
 
+def data_folder(path: Folder, manifest: Mapping[str, Any]) -> Folder:
+    """Return where the files of the checkpoint at `path` are."""
+    return path / manifest["data"] if manifest.get("data") else path
+
+
 def read_manifest(
-    path: Path, required: Mapping[str, type | tuple[type, ...]] | None = None
+    path: Folder, required: Mapping[str, type | tuple[type, ...]] | None = None
 ) -> dict[str, Any]:
     """Return the manifest of the checkpoint at `path`.
 
@@ -99,6 +162,8 @@ def read_manifest(
         manifest = json.loads(place.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(_describe(path)) from None
+    except OSError as error:
+        raise ValueError(f"{place}: cannot be read ({error}); use an older checkpoint") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{place}: damaged ({error}); use an older checkpoint") from error
     if not isinstance(manifest, dict):
@@ -116,7 +181,7 @@ def read_manifest(
     return manifest
 
 
-def _describe(path: Path) -> str:
+def _describe(path: Folder) -> str:
     """Say that `path` is no checkpoint, what is there instead, and where one is."""
     expected = f"{path}: expected a checkpoint (a folder step-N that holds {MANIFEST}) or a run's"
     if not path.exists():
@@ -137,7 +202,23 @@ def _describe(path: Path) -> str:
     return f"{expected} folder, got {inside}; pass the --output of a training run"
 
 
-def _remove(path: Path) -> None:
+def _entries(directory: Folder) -> list[Any]:
+    """Return what is directly below `directory`, in the order of names."""
+    return sorted(directory.iterdir()) if directory.is_dir() else []
+
+
+def _remove_other_data(path: RemotePath, kept: str) -> None:
+    """Remove the data below a remote checkpoint that its manifest does not name."""
+    for item in _entries(path):
+        if item.name.startswith(_DATA) and item.name != kept:
+            _remove(item)
+
+
+def _remove(path: Folder) -> None:
     """Remove a folder, if it is there."""
-    if path.exists():
+    if not path.exists():
+        return
+    if isinstance(path, RemotePath):
+        path.remove_all()
+    else:
         shutil.rmtree(path)

@@ -39,7 +39,15 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from embeddings.collection import Embeddings
 from trainer.dense import Dense
-from trainer.loss_scale import MAX_SCALE, HostCopy, LossScale, Step, StepNumbers
+from trainer.loss_scale import (
+    MAX_SCALE,
+    HostCopy,
+    LossScale,
+    Step,
+    StepNumbers,
+    StopVote,
+    power_of_two,
+)
 from trainer.runtime import RunError
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -96,19 +104,11 @@ class PrecisionConfig:
                 f"{self.dtype!r}; remove them, or use 'fp16'"
             )
 
-    def build(
-        self,
-        model: nn.Module,
-        dense: Dense,
-        zero_is_no_update: bool = True,
-    ) -> Precision:
-        """Return the Precision of `model`, whose tokenizer's input becomes the cut.
+    def build(self, model: nn.Module, dense: Dense, zero_is_no_update: bool = True) -> Precision:
+        """Return the Precision of `model`, unwrapped, whose tokenizer's input becomes the cut.
 
-        Args:
-            model: the unwrapped model, with a `tokenizer` that takes Embeddings.
-            dense: the weights outside the tables.
-            zero_is_no_update: whether a gradient of zeros leaves a table and its optimizer as they
-                are (`SparseOptimizerConfig.zero_is_no_update`).
+        dense: the weights outside the tables. zero_is_no_update: whether a gradient of zeros leaves
+        a table and its optimizer as they are (`SparseOptimizerConfig.zero_is_no_update`).
         """
         return Precision(self, model, dense, zero_is_no_update)
 
@@ -135,6 +135,7 @@ class Precision:
         self._usual_weight = torch.zeros((), dtype=torch.float64, device=self._device)
         self._knows_weight = False
         self._consecutive: HostCopy | None = None
+        self.stop = StopVote()
         self._outputs: list[Tensor] = []
         self._leaves: list[Tensor] = []
         self._local = torch.zeros(2, dtype=torch.float64, device=self._device)
@@ -171,7 +172,7 @@ class Precision:
         if not self._knows_weight:
             total = weight.clone()
             dist.all_reduce(total, group=self._group)
-            self._usual_weight = _power_of_two(total / self._group.size())
+            self._usual_weight = power_of_two(total / self._group.size())
             self._knows_weight = True
         self._local = torch.stack((weight, loss.detach().double() * weight))
         factor = (weight * (self.scaling.scale / self._usual_weight)).to(loss.dtype)
@@ -190,9 +191,10 @@ class Precision:
         dense_square, cut_square = self.dense.square(), get_total_norm(cut).double() ** 2
         bad = ~torch.isfinite(dense_square + cut_square)
         squares = (torch.where(bad, 0.0, part) for part in (cut_square, dense_square))
-        shared = torch.stack((*self._local, *squares, bad.double()))
+        stop = torch.full_like(cut_square, float(self.stop.wanted))
+        shared = torch.stack((*self._local, *squares, bad.double(), stop))
         dist.all_reduce(shared, group=self._group)
-        weight, weighted_loss, cut_total, dense_total, num_bad = shared.unbind()
+        weight, weighted_loss, cut_total, dense_total, num_bad, num_stop = shared.unbind()
         overflow, empty = num_bad > 0, weight == 0
         skip, used_scale, ranks = overflow | empty, self.scaling.scale, self._group.size()
         unscale = ranks * self._usual_weight / (weight * used_scale)
@@ -207,8 +209,9 @@ class Precision:
         self._outputs, self._leaves = [], []
         self.scaling.update(overflow)
         self._consecutive = HostCopy(self.scaling.consecutive_skips)
+        self.stop.count(num_stop)
         self._usual_weight = torch.where(
-            empty, self._usual_weight, _power_of_two(torch.where(empty, 1.0, weight / ranks))
+            empty, self._usual_weight, power_of_two(torch.where(empty, 1.0, weight / ranks))
         )
         numbers = StepNumbers(
             loss=torch.where(empty, 0.0, weighted_loss / weight),
@@ -292,9 +295,3 @@ class Precision:
             self._leaves.append(leaf)
             output = leaf
         return output.to(_DTYPES[self.config.dtype])
-
-
-def _power_of_two(value: Tensor) -> Tensor:
-    """Return the power of two nearest below a 0-d float64 `value`; 1 for 0."""
-    exponent = torch.frexp(value)[1] - 1
-    return torch.where(value > 0, torch.ldexp(torch.ones_like(value), exponent), 1.0)

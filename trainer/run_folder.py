@@ -14,6 +14,7 @@ import torch.distributed as dist
 from trainer.config import TrainConfig, config_from_dict, to_dict, write_config
 from trainer.manifest import complete, recover
 from trainer.runtime import Runtime
+from trainer.storage import Folder, locate
 
 CONFIG = "config.json"
 METRICS = "metrics.json"
@@ -24,13 +25,22 @@ TABLES = "tables.jsonl"
 INHERITED = "inherit.json"
 CHECKPOINTS = "checkpoints"
 # What may differ between a run and its continuation: it changes no result.
-_FREE = ("log", "checkpoint")
+_FREE = {
+    *("log", "checkpoint", "loader.num_workers", "loader.prefetch_windows", "loader.pin_memory"),
+    *("runtime.timeout_seconds", "runtime.hang_seconds"),
+}
 _LOCK = ".lock"
 # The folders that this process trains in; the system drops a lock with the process that holds it.
 _held: dict[Path, int] = {}
 
 
-def claim(output: Path, config: TrainConfig, runtime: Runtime) -> Path | None:
+def checkpoints_of(output: Path, config: TrainConfig) -> Folder:
+    """Return the folder of the checkpoints of the run in `output`."""
+    folder = config.checkpoint.folder
+    return locate(folder) if folder else output / CHECKPOINTS
+
+
+def claim(output: Path, config: TrainConfig, runtime: Runtime) -> Folder | None:
     """Decide, once for all ranks, what `output` is; return the checkpoint to resume from, if any.
 
     Rank 0 looks and writes config.json; the others are told, so that no two ranks see different
@@ -43,7 +53,8 @@ def claim(output: Path, config: TrainConfig, runtime: Runtime) -> Path | None:
     answer: list[Any] = [None, None]
     if runtime.is_first:
         try:
-            answer[0] = _claim(output, config)
+            found = _claim(output, config)
+            answer[0] = None if found is None else str(found)
         except ValueError as error:
             answer[1] = str(error)
         except OSError as error:
@@ -54,10 +65,10 @@ def claim(output: Path, config: TrainConfig, runtime: Runtime) -> Path | None:
     checkpoint, error = answer
     if error:
         raise ValueError(error)
-    return checkpoint
+    return None if checkpoint is None else locate(checkpoint)
 
 
-def _claim(output: Path, config: TrainConfig) -> Path | None:
+def _claim(output: Path, config: TrainConfig) -> Folder | None:
     """Look at `output` and write config.json. See `claim`."""
     if output.exists() and not output.is_dir():
         raise ValueError(
@@ -76,15 +87,23 @@ def _claim(output: Path, config: TrainConfig) -> Path | None:
                 f"({'; '.join(differences[:5])}); resume it with the same settings, or choose "
                 "another --output"
             )
+        folder = checkpoints_of(output, config)
         if _lock(output):
-            recover(output / CHECKPOINTS)
-        found = complete(output / CHECKPOINTS)
+            recover(folder)
+        found = complete(folder)
         return found[-1] if found else None
     unfinished = f".{CONFIG}"  # left by a process that died before it had a configuration
     if output.exists() and {path.name for path in output.iterdir()} - {_LOCK, unfinished}:
         raise ValueError(
             f"{output}: is not empty and holds no run ({CONFIG} is missing); choose another "
             "--output"
+        )
+    folder = checkpoints_of(output, config)
+    others = complete(folder)
+    if others:
+        raise ValueError(
+            f"checkpoint.folder: {folder} holds checkpoints of another run ({others[-1].name}); "
+            "choose another, or inherit from it (--inherit.path)"
         )
     output.mkdir(parents=True, exist_ok=True)
     _lock(output)
@@ -141,7 +160,7 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         found: list[str] = []
         for key in sorted({*old, *new}):
-            if path or key not in _FREE:
+            if f"{path}{key}" not in _FREE:
                 found += _differences(old.get(key), new.get(key), f"{path}{key}.")
         return found
     return [] if old == new else [f"{path.rstrip('.')}: {old!r}, now {new!r}"]

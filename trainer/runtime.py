@@ -39,6 +39,7 @@ class Runtime:
     local_rank: number of the process on its machine, 0 to local_world_size - 1.
     device: where this process computes.
     seed: of model initialisation, the same on all ranks.
+    restarts: how many times the launcher has started the ranks again after a failure.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class Runtime:
     local_world_size: int
     device: torch.device
     seed: int
+    restarts: int = 0
 
     @property
     def is_first(self) -> bool:
@@ -78,6 +80,8 @@ class RuntimeConfig:
     device: `auto` takes CUDA if there is any.
     seed: of everything random; data order has its own.
     timeout_seconds: how long a collective waits for the other ranks before the run fails.
+    hang_seconds: a run that makes no step for so long prints the stacks of all ranks and ends with
+      exit code 1; 0: it may stand still.
     num_threads: of computation per process; 0 keeps OMP_NUM_THREADS, and without it takes one.
       To use more cores, start more processes: the operations of a ranking model are short, threads
       meet after each of them, and while one is not scheduled the others spin. More than one thread
@@ -87,6 +91,7 @@ class RuntimeConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 0
     timeout_seconds: float = 600.0
+    hang_seconds: float = 300.0
     num_threads: int = 0
 
     def __post_init__(self) -> None:
@@ -103,6 +108,11 @@ class RuntimeConfig:
             raise ValueError(
                 "runtime.timeout_seconds: expected a number > 0, at most "
                 f"{_MAX_TIMEOUT_SECONDS:.0f} (30 days), got {self.timeout_seconds}"
+            )
+        if not 0 <= self.hang_seconds <= _MAX_TIMEOUT_SECONDS:
+            raise ValueError(
+                "runtime.hang_seconds: expected a number >= 0 (0: no limit), at most "
+                f"{_MAX_TIMEOUT_SECONDS:.0f} (30 days), got {self.hang_seconds}"
             )
         if not 0 <= self.num_threads <= _MAX_THREADS:
             raise ValueError(
@@ -136,6 +146,7 @@ def start(config: RuntimeConfig | None = None) -> Runtime:
         local_world_size=local_world_size,
         device=device,
         seed=config.seed,
+        restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
     )
 
 

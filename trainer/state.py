@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -15,6 +17,10 @@ from trainer import checkpoint
 from trainer.dense import Dense
 from trainer.parallelize import Parallel
 from trainer.runtime import Runtime
+from trainer.storage import Folder
+
+# Room for 625 numbers of ten digits and what stands between them.
+_RANDOM_BYTES = 8192
 
 
 class TrainState:
@@ -31,7 +37,7 @@ class TrainState:
     ) -> None:
         self._parallel = parallel
         self._dense = dense
-        self._runtime = runtime
+        self._random = RandomState(runtime)
 
     @property
     def model(self) -> nn.Module:
@@ -44,29 +50,72 @@ class TrainState:
             "model": self._parallel.module.state_dict(),
             **fused_tensors(self._parallel.fused_optimizer),
             "dense": self._dense.tensors(),
-            "random": {self._random_name(): torch.get_rng_state()},
+            "random": self._random.tensors(),
         }
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Folder, more: Mapping[str, Any] | None = None) -> None:
         """Fill all state from the checkpoint at `path`, written at any world size.
 
         A rank that the checkpoint does not know keeps the random numbers it was started with.
+
+        more: other tensors of the checkpoint to fill, nested by name.
         """
-        tensors = self.tensors()
-        random = tensors.pop("random")
-        if f"random.{self._random_name()}" in checkpoint.tensor_names(path):
-            tensors["random"] = random
+        tensors = {**self.tensors(), **(more or {})}
+        names = checkpoint.tensor_names(path)
+        tensors["random"] = {
+            name: value for name, value in tensors["random"].items() if f"random.{name}" in names
+        }
         checkpoint.load(tensors, path)
         self.put(tensors)
 
     def put(self, tensors: dict[str, Any]) -> None:
         """Take over what `tensors`, from this object, has been filled with."""
         self._parallel.module.load_state_dict(tensors["model"])
-        if "random" in tensors:
-            torch.set_rng_state(tensors["random"][self._random_name()])
+        self._random.restore(tensors.get("random", {}))
 
-    def _random_name(self) -> str:
-        return f"rank{self._runtime.rank}"
+
+class RandomState:
+    """The generators of this rank: torch's, that of its GPU, NumPy's and Python's."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._name = f"rank{runtime.rank}"
+        self._device = runtime.device if runtime.device.type == "cuda" else None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return their states by name."""
+        found = {
+            self._name: torch.get_rng_state(),
+            f"{self._name}_numpy": _plain(tuple(np.random.get_state(legacy=True))[1:]),
+            f"{self._name}_python": _plain(random.getstate()),
+        }
+        if self._device is not None:
+            found[f"{self._name}_cuda"] = torch.cuda.get_rng_state(self._device)
+        return found
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set those that are in `tensors`."""
+        if self._name in tensors:
+            torch.set_rng_state(tensors[self._name])
+        if f"{self._name}_numpy" in tensors:
+            np.random.set_state(("MT19937", *_nested(tensors[f"{self._name}_numpy"])))
+        if f"{self._name}_python" in tensors:
+            random.setstate(_nested(tensors[f"{self._name}_python"]))
+        if self._device is not None and f"{self._name}_cuda" in tensors:
+            torch.cuda.set_rng_state(tensors[f"{self._name}_cuda"].cpu(), self._device)
+
+
+def _plain(state: Any) -> Tensor:
+    """Return a generator's state, plain numbers in tuples, as JSON in bytes of one length."""
+    text = json.dumps(state, default=lambda array: array.tolist()).encode().ljust(_RANDOM_BYTES)
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def _nested(state: Tensor) -> Any:
+    """Return what `_plain` was given, arrays as tuples."""
+    return tuple(
+        tuple(part) if isinstance(part, list) else part
+        for part in json.loads(bytes(state.cpu().numpy()))
+    )
 
 
 def fused_tensors(optimizer: Optimizer) -> dict[str, Any]:

@@ -25,15 +25,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from trainer.alarms import Alarms
 from trainer.curves import append, json_ready, truncate
+from trainer.lines import evaluation_line, interval_line
 from trainer.timer import InputTimer
-from trainer.window import Window
+from trainer.window import Losses, Window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +102,7 @@ class Telemetry:
         self.speaks = rank == 0
         self._alarms = Alarms(config.alarm_after_steps, config.alarm_intervals)
         self._window = Window(config.window_examples)
+        self._losses = Losses()
         self._last: StepReport | None = None
         self._progress: Progress | None = None
         if self.speaks and config.mode == "rich" and sys.stderr.isatty():
@@ -124,7 +125,7 @@ class Telemetry:
         self._started = self._interval_started = time.perf_counter()
         self._first_step = self._written_step = self._interval_step = step
         self._interval_wait = self.timer.seconds
-        self._reset_loss()
+        self._losses.reset()
         if not self.speaks:
             return
         self.output_dir.mkdir(parents=True, exist_ok=True)
@@ -152,7 +153,7 @@ class Telemetry:
             self.start(report.step - 1)
         self._last = report
         self._rows += report.rows
-        self._add_loss(report.loss)
+        self._losses.add(report.loss)
         if report.predictions is not None:
             assert report.labels is not None and report.weights is not None
             self._window.add(report.predictions, report.labels, report.weights)
@@ -171,7 +172,7 @@ class Telemetry:
             self.start(step)
         append(self.output_dir / "evaluations.jsonl", {"step": step, **metrics})
         rows = f"{metrics.get('rows', 0):,.0f} rows"
-        self.say(f"evaluation at step {step:,}: {_evaluated(metrics)} over {rows}")
+        self.say(f"evaluation at step {step:,}: {evaluation_line(metrics)} over {rows}")
 
     def say(self, text: str, loud: bool = False) -> None:
         """Print a line on rank 0's stderr, above the progress bar; if quiet, only if `loud`."""
@@ -183,6 +184,29 @@ class Telemetry:
             console.print(line, style=style, markup=False, highlight=False)
         else:
             print(line, file=sys.stderr, flush=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has been gathered for the next report, as plain data; that of rank 0 counts.
+
+        The examples behind the running AUC are in `examples`.
+        """
+        return {
+            "interval_step": self._interval_step,
+            "losses": self._losses.values(),
+            "alarms": self._alarms.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], examples: Tensor | None) -> None:
+        """Go on gathering from `state_dict` and `examples`; after `start`."""
+        self._interval_step = state["interval_step"]
+        self._losses.restore(state["losses"])
+        self._alarms.load_state_dict(state["alarms"])
+        if examples is not None:
+            self._window.restore(examples)
+
+    def examples(self) -> Tensor:
+        """Return the latest examples, (3, N): probabilities, labels, weights."""
+        return self._window.tensor()
 
     def close(self) -> None:
         """Report steps that no interval has covered; stop the bar. Safe to call twice."""
@@ -210,10 +234,10 @@ class Telemetry:
         if self.config.mode == "json":
             print(json.dumps(json_ready(record)), file=sys.stderr, flush=True)
         elif self._progress is not None:
-            self._progress.update(self._task, text=_numbers(record))
+            self._progress.update(self._task, text=interval_line(record))
         else:
             steps, eta = self._steps_text(record["step"]), self._eta(record["step"])
-            self.say(f"step {steps}  {_numbers(record)}  eta {eta}")
+            self.say(f"step {steps}  {interval_line(record)}  eta {eta}")
         for name, message in rung.items():
             self.say(f"ALARM {name} at step {record['step']:,}: {message}", loud=True)
 
@@ -223,7 +247,7 @@ class Telemetry:
         report, now = self._last, time.perf_counter()
         seconds = max(now - self._interval_started, 1e-9)
         steps = report.step - self._interval_step
-        loss, finite = (float(part) for part in self._loss)
+        loss, finite = self._losses.values()
         record = {
             "step": report.step,
             "rows": self._rows,
@@ -241,17 +265,8 @@ class Telemetry:
         self._written_step = self._interval_step = report.step
         self._interval_started, self._interval_rows = now, self._rows
         self._interval_wait = self.timer.seconds
-        self._reset_loss()
+        self._losses.reset()
         return record
-
-    def _add_loss(self, loss: Tensor | float) -> None:
-        """Add to the interval's sum of finite losses and their number, on the loss' device."""
-        value = loss.detach().float() if isinstance(loss, Tensor) else torch.tensor(float(loss))
-        finite = value.isfinite()
-        self._loss = (self._loss[0] + torch.where(finite, value, 0.0), self._loss[1] + finite)
-
-    def _reset_loss(self) -> None:
-        self._loss: tuple[Tensor | float, Tensor | float] = (0.0, 0.0)
 
     def _steps_text(self, step: int) -> str:
         return f"{step:,}/{self.total_steps:,}" if self.total_steps else f"{step:,}"
@@ -263,28 +278,6 @@ class Telemetry:
         seconds = time.perf_counter() - self._started
         done, left = step - self._first_step, self.total_steps - step
         return str(datetime.timedelta(seconds=round(seconds * left / done))) if done else "?"
-
-
-def _numbers(record: Mapping[str, Any]) -> str:
-    """Return the interval's main numbers as one line."""
-    speed = f"{record['rows_per_second']:,.0f} rows/s  input wait {record['input_wait']:.0%}"
-    return f"loss {record['loss']:.4f}  auc {record['auc']:.4f}  {speed}"
-
-
-def _evaluated(metrics: Mapping[str, Any]) -> str:
-    """Return an evaluation's main numbers as one line; a GAUC that a log cannot have is left out.
-
-    Behind the AUC stands its standard error, without which two evaluations cannot be compared.
-    """
-    parts = []
-    for name in ("auc", "gauc", "logloss", "ne", "calibration"):
-        if name not in metrics or (name == "gauc" and math.isnan(metrics[name])):
-            continue
-        parts.append(f"{name} {metrics[name]:.4f}")
-        error = metrics.get(f"{name}_standard_error", math.nan)
-        if not math.isnan(error):
-            parts[-1] += f" ± {error:.4f}"
-    return ", ".join(parts)
 
 
 def _progress_bar() -> Progress:

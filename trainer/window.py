@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Statistics of the latest examples, for the running AUC and for alarms.
+"""Statistics of the latest examples and steps, for the running AUC and loss and for alarms.
 
 Shapes: B examples per rank, K labels.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -36,6 +37,20 @@ class Window:
         while self._held - len(self._batches[0][0]) >= self.num_examples:
             self._held -= len(self._batches.popleft()[0])
 
+    def tensor(self) -> Tensor:
+        """Return what is held, (3, N): probabilities, labels and weights of N examples."""
+        if not self._batches:
+            return torch.zeros(3, 0)
+        parts = [torch.cat([part.float() for part in c]) for c in zip(*self._batches, strict=True)]
+        return torch.stack(parts)
+
+    def restore(self, held: Tensor) -> None:
+        """Hold what `tensor` of another window has returned."""
+        self._batches.clear()
+        self._held = held.shape[1]
+        if self._held:
+            self._batches.append((held[0], held[1], held[2]))
+
     def summary(self) -> dict[str, float]:
         """Return auc, label_mean, prediction_mean, _std, _min and _max; NaN where undefined."""
         keys = (
@@ -48,13 +63,7 @@ class Window:
         )
         if not self._batches:
             return dict.fromkeys(keys, math.nan)
-        parts = torch.stack(
-            [
-                torch.cat([part.float() for part in column])
-                for column in zip(*self._batches, strict=True)
-            ]
-        )
-        scores, targets, weight = parts.cpu().numpy()[:, -self.num_examples :]
+        scores, targets, weight = self.tensor().cpu().numpy()[:, -self.num_examples :]
         used = (weight > 0) & np.isfinite(scores)
         scores, targets, weight = scores[used], targets[used], weight[used].astype(np.float64)
         if not len(scores):
@@ -72,3 +81,30 @@ class Window:
                 strict=True,
             )
         )
+
+
+class Losses:
+    """The sum and number of the finite losses since `reset`, on their device."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._sum: Tensor | float = 0.0
+        self._finite: Tensor | float = 0.0
+
+    def add(self, loss: Tensor | float) -> None:
+        """Add a step's loss."""
+        value = loss.detach().float() if isinstance(loss, Tensor) else torch.tensor(float(loss))
+        finite = value.isfinite()
+        self._sum = self._sum + torch.where(finite, value, 0.0)
+        self._finite = self._finite + finite
+
+    def values(self) -> tuple[float, float]:
+        """Return the sum and the number."""
+        return float(self._sum), float(self._finite)
+
+    def restore(self, values: Sequence[float]) -> None:
+        """Go on from what `values` has returned."""
+        self._sum, self._finite = values

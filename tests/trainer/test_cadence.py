@@ -44,6 +44,14 @@ def test_steps_and_seconds_can_be_set_together_or_alone():
     assert saves(CheckpointConfig(interval_seconds=0), 99.0, 60) == []
 
 
+def test_by_the_clock_none_is_begun_while_one_is_written():
+    cadence = Cadence(
+        CheckpointConfig(interval_seconds=1.0), Alone(), clock=iter(range(99)).__next__
+    )
+    assert not cadence.due(10, busy=True)
+    assert cadence.due(20, busy=False)
+
+
 def test_saving_takes_a_twentieth_of_the_time_at_most():
     steps = saves(CheckpointConfig(interval_seconds=10.0), 1.0, 3000, seconds_to_save=30.0)
     assert steps == [10, 610, 1210, 1810, 2410]
@@ -51,8 +59,9 @@ def test_saving_takes_a_twentieth_of_the_time_at_most():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"keep": 0}, {"interval_steps": -1}]
-    + [{"interval_seconds": s} for s in (-1.0, math.nan, math.inf)],
+    [{"keep": 0}, {"interval_steps": -1}, {"keep_best": -1}, {"best_metric": "ne"}]
+    + [{"interval_seconds": s} for s in (-1.0, math.nan, math.inf)]
+    + [{"keep_every_hours": -1.0}],
     ids=str,
 )
 def test_bad_intervals_are_refused_by_name(settings):

@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 import re
+import zlib
 from pathlib import PosixPath
 
 import pytest
@@ -14,8 +15,10 @@ from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from trainer import checkpoint
-from trainer.manifest import complete, read_manifest
+from trainer import checkpoint, manifest
+from trainer.checkpoint_index import INDEX, IndexUnpickler
+from trainer.manifest import MANIFEST, complete, read_manifest
+from trainer.runtime import RunError
 
 
 @pytest.fixture(autouse=True)
@@ -54,9 +57,10 @@ def test_an_unfinished_save_is_invisible_and_the_next_one_cleans_it_up(tmp_path,
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.json, "dump", crash)
-        with pytest.raises(OSError, match="disk full"):
+        patch.setattr(manifest, "write_durably", crash)
+        with pytest.raises(RunError, match=r"step-9: the checkpoint cannot be written .disk full"):
             checkpoint.save(tensors(), tmp_path, 9, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-5"], "it makes room again"
     assert [path.name for path in complete(tmp_path)] == ["step-5"]
     checkpoint.save(tensors(), tmp_path, 9, {})
     assert [path.name for path in complete(tmp_path)] == ["step-5", "step-9"]
@@ -102,10 +106,34 @@ def test_an_index_that_names_anything_foreign_is_not_executed(tmp_path, capfd, m
         pickle.SHORT_BINUNICODE + bytes([len(word)]) + word.encode() for word in (module, name)
     ]
     call = b"".join(words) + pickle.STACK_GLOBAL + pickle.MARK + b"Vecho executed\ntR."
-    (path / ".metadata").write_bytes(pickle.PROTO + b"\x04" + call)
+    forge(path, pickle.PROTO + b"\x04" + call)
     with pytest.raises(ValueError, match=f"names {re.escape(f'{module}.{name}')}, which no"):
         checkpoint.load(tensors(), path)
     assert "executed" not in capfd.readouterr().out
+
+
+def forge(path, index: bytes) -> None:
+    """Replace an index, and what the manifest says of it."""
+    (path / INDEX).write_bytes(index)
+    content = read_manifest(path)
+    content["files"][INDEX] = [len(index), zlib.crc32(index)]
+    (path / MANIFEST).write_text(json.dumps(content))
+
+
+def test_an_index_that_is_cut_or_changed_is_named_before_it_is_read(tmp_path):
+    path = checkpoint.save(tensors(), tmp_path, 4, {})
+    whole = (path / INDEX).read_bytes()
+    for content in (whole[:-9], whole.replace(b"weight", b"weighs")):
+        (path / INDEX).write_bytes(content)
+        with pytest.raises(ValueError, match=r"\.metadata: damaged \(expected .*older checkpoint"):
+            checkpoint.load(tensors(), path)
+
+
+def test_a_tensor_of_another_number_format_is_named_instead_of_converted(tmp_path):
+    path = checkpoint.save(tensors(), tmp_path, 4, {})
+    with pytest.raises(ValueError, match=r"'model\.weight': expected torch\.float16, got torch\.f"):
+        checkpoint.load({"model": {"weight": torch.zeros(2, 3, dtype=torch.float16)}}, path)
+    assert read_manifest(path)["dtypes"] == {"float32": 2}
 
 
 class Reads:
@@ -123,10 +151,10 @@ def test_an_index_reads_no_attribute_but_a_memory_format(tmp_path):
     encoding = metadata._MEM_FORMAT_ENCODING
     for member in encoding:
         text = pickle.dumps(Reads(encoding, member.name))
-        assert checkpoint._IndexUnpickler(io.BytesIO(text)).load() is member
+        assert IndexUnpickler(io.BytesIO(text)).load() is member
     path = checkpoint.save(tensors(), tmp_path, 1, {})
     for owner, name in ((PosixPath, "unlink"), (encoding, "mro")):
-        (path / ".metadata").write_bytes(pickle.dumps(Reads(owner, name)))
+        forge(path, pickle.dumps(Reads(owner, name)))
         with pytest.raises(ValueError, match=f"reads attribute '{name}'"):
             checkpoint.load(tensors(), path)
 

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from embeddings.schema import SparseFeature, Table
 from tests.support import runs
 from trainer import checkpoint
+from trainer.checkpoint_index import Reader
 from trainer.config import TrainConfig, to_dict
 from trainer.data.hashing import to_rows
 from trainer.loop import Trainer
@@ -28,6 +29,7 @@ def begin(runtime, config: TrainConfig, output) -> list[str]:
     """Start a run on this rank and save before its first step; return what it would say."""
     trainer = Trainer(config, output, runtime)
     trainer._save()
+    trainer.saver.wait(last=True)
     trainer.train_loader.close()
     trainer.test_loader.close()
     assert trainer.inherited is not None
@@ -35,9 +37,10 @@ def begin(runtime, config: TrainConfig, output) -> list[str]:
 
 
 def tensors(run) -> dict[str, torch.Tensor]:
-    """Return every tensor of a run's newest checkpoint, whole."""
+    """Return every tensor of a run's newest checkpoint, whole, but what its reports gathered."""
     path = complete(run / "checkpoints")[-1]
-    held = checkpoint._Reader(path).read_metadata().state_dict_metadata
+    held = Reader(path).read_metadata().state_dict_metadata
+    held = {name: entry for name, entry in held.items() if not name.startswith("metrics.")}
     kinds = {name: m for name, m in held.items() if isinstance(m, TensorStorageMetadata)}
     found = {name: torch.zeros(m.size, dtype=m.properties.dtype) for name, m in kinds.items()}
     with warnings.catch_warnings():

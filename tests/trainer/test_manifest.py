@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from trainer import manifest
-from trainer.manifest import MANIFEST, RUN, commit, complete, prune, read_manifest, recover
+from trainer.manifest import MANIFEST, RUN, commit, complete, read_manifest, recover
+from trainer.retention import prune
 
 SAVED = {"step": 1, "world_size": 1, "files": {}}
 WHOLE = {
     **{"rows": 1, "epoch": 0, "position": None, "train_seconds": 1.0, "wait_seconds": 0.0},
-    **{"precision": {}, "ranks": [], "config": {}, "families": {}},
+    **{"precision": {}, "ranks": [], "config": {}, "families": {}, "telemetry": {}, "weights": {}},
+    **{f"{name}_fingerprint": "0" for name in ("schema", "config", "routing")},
     **SAVED,
 }
 
@@ -75,7 +77,7 @@ def test_a_crash_at_any_moment_leaves_a_complete_checkpoint(tmp_path, monkeypatc
         with monkeypatch.context() as patch:
             die_at(patch, moment)
             try:
-                commit(temporary, folder / f"step-{step}")
+                commit(temporary, folder / f"step-{step}", {**SAVED, "step": step})
                 prune(folder, 1)
             except Crash:
                 moments += 1

@@ -14,6 +14,9 @@ Number Generators", 2014 (SplitMix64). Shapes: N ids, E table rows.
 
 from __future__ import annotations
 
+import functools
+import hashlib
+
 import numpy as np
 import pyarrow as pa
 
@@ -101,6 +104,18 @@ def to_rows(ids: np.ndarray | pa.Array, num_embeddings: int) -> np.ndarray:
     if ids.null_count:
         rows[ids.is_null().to_numpy(zero_copy_only=False)] = 0
     return rows
+
+
+@functools.cache
+def routing_fingerprint() -> str:
+    """Return a hash of how ids become table rows, found by sending some through.
+
+    Tables that were trained under another one hold the vectors of other ids.
+    """
+    words = pa.array([chr(97 + length % 26) * length for length in range(70)])
+    numbers = np.arange(-35, 35) * 0x1234567
+    found = [to_rows(hash_strings(words), 1_000_003), to_rows(numbers, 1_000_003)]
+    return hashlib.sha256(np.concatenate(found).astype("<i8").tobytes()).hexdigest()[:16]
 
 
 def permutation(num_items: int, *key: int) -> np.ndarray:

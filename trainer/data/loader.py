@@ -101,8 +101,10 @@ class Loader:
         self.out_of_range: Counter[str] = Counter()
         self.files = tuple(files)
         self._rank, self._world_size, self._seed = rank, world_size, seed
-        shape = repr([(f.day, f.row_group_rows, f.row_group_starts) for f in self.files])
-        self._fingerprint = hashlib.sha256(shape.encode()).hexdigest()[:16]
+        content = repr(
+            [(f.day, f.row_group_rows, f.row_group_starts, f.footer) for f in self.files]
+        )
+        self._fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
         self._dataset = WindowDataset(schema, config.batch_size, rank)
         self._windows = _Windows()
         self._workers: DataLoader[Block] | None = None

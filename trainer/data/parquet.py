@@ -11,6 +11,7 @@ file. Names that begin with '.' or '_' are passed over: writers use them for wha
 from __future__ import annotations
 
 import datetime
+import hashlib
 import logging
 import os
 import re
@@ -37,6 +38,7 @@ class LogFile:
 
     row_group_starts: the first row that is wanted of each row group; empty for the first of all.
     families: (column, `text`, `date` or `number`) of each column that has values.
+    footer: a hash of the footer, which changes with nearly any change of the rows.
     """
 
     path: str
@@ -44,6 +46,7 @@ class LogFile:
     row_group_rows: tuple[int, ...]
     row_group_starts: tuple[int, ...] = ()
     families: tuple[tuple[str, str], ...] = ()
+    footer: str = ""
 
     @property
     def num_rows(self) -> int:
@@ -191,6 +194,7 @@ def _read_footer(path: str, day: str, schema: Schema) -> LogFile:
     try:
         with pq.ParquetFile(path) as file:
             metadata, columns = file.metadata, file.schema_arrow
+        footer = _hash_footer(path)
     except (pa.ArrowException, OSError) as error:
         size = os.path.getsize(path) if os.path.exists(path) else 0
         raise ValueError(
@@ -200,7 +204,16 @@ def _read_footer(path: str, day: str, schema: Schema) -> LogFile:
     check_columns(columns, schema, path)
     rows = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     families = _families(columns, schema)
-    return LogFile(path=path, day=day, row_group_rows=rows, families=families)
+    return LogFile(path=path, day=day, row_group_rows=rows, families=families, footer=footer)
+
+
+def _hash_footer(path: str) -> str:
+    """Return a hash of a file's footer: sizes, places and statistics of all its column chunks."""
+    with open(path, "rb") as file:
+        file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(-8 - length, os.SEEK_END)
+        return hashlib.sha256(file.read(length)).hexdigest()[:16]
 
 
 def check_families(files: Sequence[LogFile]) -> None:

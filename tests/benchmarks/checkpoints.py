@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: MIT
+"""What a checkpoint costs: python -m tests.benchmarks.checkpoints [--rows 2000000] [--steps 60].
+
+One process trains DLRM on generated clicks with tables of so many rows together. Printed are
+
+- how long training stands still for a checkpoint, in steps, and how much slower the steps are while
+  one is written;
+- MB/s of writing and reading a checkpoint (checksums and fsync included) beside `torch.save` with
+  fsync and `torch.load` of the same bytes;
+- how long a killed run takes until it makes its next step, beside a fresh one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tests.support import runs
+from trainer import checkpoint
+from trainer.config import TrainConfig
+from trainer.loop import Trainer
+from trainer.manifest import complete
+from trainer.resume import describe, tensors
+from trainer.runtime import Runtime, RuntimeConfig, start
+from trainer.staging import Staging, local_bytes
+
+ROUNDS = 5
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return the seconds of one call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def configure(logs: Path, rows: int, *words: str) -> TrainConfig:
+    """Return a run whose tables have `rows` rows together."""
+    config = runs.small("dlrm.demo", logs, "--checkpoint.interval-seconds", "0", *words)
+    share = rows // len(config.schema.tables)
+    tables = tuple(dataclasses.replace(t, num_embeddings=share) for t in config.schema.tables)
+    schema = dataclasses.replace(config.schema, tables=tables)
+    return dataclasses.replace(config, schema=schema)
+
+
+def training(logs: Path, rows: int, steps: int, runtime: Runtime, folder: Path) -> None:
+    """Print what checkpoints cost training."""
+    every = steps // 2
+    words = ("--max-steps", str(2 * steps), "--checkpoint.interval-steps", str(every))
+    trainer = Trainer(configure(logs, rows, *words), folder / "run", runtime)
+    times: dict[bool, list[float]] = {False: [], True: []}
+    train_step = trainer._train_step
+
+    def timed(batches: object) -> None:
+        busy = trainer.saver.busy
+        times[busy].append(seconds_of(lambda: train_step(batches)))  # pyright: ignore
+
+    trainer._train_step = timed
+    trainer.fit()
+    saves = len(range(every, 2 * steps + 1, every))
+    step = statistics.median(times[False])
+    stall = trainer.saver.stalled_seconds / saves
+    print(f"step without a checkpoint    {step * 1e3:9.1f} ms (median of {len(times[False])})")
+    if times[True]:
+        slow = statistics.median(times[True]) / step
+        print(f"step while one is written    {slow:9.2f} of that (median of {len(times[True])})")
+    print(f"standstill a checkpoint      {stall * 1e3:9.1f} ms, {stall / step:.2f} steps")
+
+
+def files(logs: Path, rows: int, runtime: Runtime, folder: Path) -> None:
+    """Print the speed of writing and reading."""
+    trainer = Trainer(configure(logs, rows, "--max-steps", "1"), folder / "files", runtime)
+    trainer.fit()
+    state, manifest = tensors(trainer), describe(trainer)
+    megabytes = local_bytes(state) / 1e6
+    plain = Staging().copy(state)
+    flat = {
+        name: [shard.tensor for shard in value.local_shards()]
+        if hasattr(value, "local_shards")
+        else value
+        for name, value in checkpoint._flatten(plain)
+    }
+    target = folder / "plain.pt"
+
+    def torch_save() -> None:
+        with target.open("wb") as file:
+            torch.save(flat, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    place = folder / "saved"
+    times: dict[str, list[float]] = {}
+    for step in range(ROUNDS):
+        work = {
+            "checkpoint.save": lambda step=step: checkpoint.save(state, place, step, manifest),
+            "torch.save + fsync": torch_save,
+            "checkpoint.load": lambda step=step: checkpoint.load(state, place / f"step-{step}"),
+            "torch.load": lambda: torch.load(target, weights_only=True),
+        }
+        for name, call in work.items():
+            times.setdefault(name, []).append(seconds_of(call))
+    print(f"state                        {megabytes:9.0f} MB, {len(flat)} tensors")
+    for name, values in times.items():
+        print(f"{name:<28} {megabytes / statistics.median(values):9.0f} MB/s")
+
+
+def resuming(logs: Path, rows: int, runtime: Runtime, folder: Path) -> None:
+    """Print how long a killed run takes to go on."""
+    config = configure(logs, rows, "--max-steps", "6", "--checkpoint.interval-steps", "2")
+    runs.train_until(runtime, config, folder / "killed", 5)
+    assert complete(folder / "killed/checkpoints")
+    for name in ("killed", "fresh"):
+        trainers: list[Trainer] = []
+        begun = seconds_of(
+            lambda name=name, trainers=trainers: trainers.append(
+                Trainer(config, folder / name, runtime)
+            )
+        )
+        print(f"{name} run until its first step {begun:8.2f} s, from step {trainers[0].step}")
+        trainers[0].fit()
+
+
+def main() -> None:
+    """Print all figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=2_000_000, help="of all tables together")
+    parser.add_argument("--steps", type=int, default=60, help="half of those that are trained")
+    given = parser.parse_args()
+    runtime = start(RuntimeConfig(device="cpu", num_threads=1))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        logs = runs.generate(folder / "logs", rows_per_day=2 * given.steps * runs.BATCH)
+        training(logs, given.rows, given.steps, runtime, folder)
+        files(logs, given.rows, runtime, folder)
+        resuming(logs, given.rows, runtime, folder)
+    runtime.stop()
+
+
+if __name__ == "__main__":
+    main()
