@@ -39,6 +39,7 @@ def table_loads(
     told: the one kind that a table must get, by name. sharding_types: those others may get.
 
     Raises:
+        ValueError: a dynamic table has fewer buckets than there are ranks.
         RuntimeError: the device offers none of the kinds that a table may have.
     """
     offered = {sharder.module_type: sharder for sharder in sharders()}
@@ -96,12 +97,12 @@ def _able_dynamic(table: BaseEmbeddingConfig, topology: Topology) -> list[str]:
     """Return how a dynamic table may be sharded: along its buckets, so by row.
 
     Raises:
-        RuntimeError: there are more ranks than buckets.
+        ValueError: there are more ranks than buckets.
     """
     try:
         shard_rows(table.num_embeddings, topology.world_size)
     except ValueError as error:
-        raise RuntimeError(f"sharding: table {table.name!r}: {error}") from error
+        raise ValueError(f"sharding: table {table.name!r}: {error}") from error
     return ["row_wise"]
 
 

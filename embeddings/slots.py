@@ -224,35 +224,33 @@ class Slots:
         evicted = torch.zeros_like(ids, dtype=torch.bool)
         pending = torch.arange(len(ids), device=ids.device)
         way = torch.arange(WAYS, device=ids.device).repeat(2)
+        growing = ways is not None and bool((ways[places.default] < WAYS).any())
         while len(pending):
-            rows, default = places.rows[pending], places.default[pending]
-            usable = places.usable[pending]
-            if ways is not None:
+            rows, usable = places.rows[pending], places.usable[pending]
+            default = places.default[pending]
+            if growing and ways is not None:
                 usable = usable & (way < ways[default][:, None])
-            held = self.ids[rows]
-            free = (held == MISSING_ID) & usable
-            if ways is not None:
+            free = (self.ids[rows] == MISSING_ID) & usable
+            if growing and ways is not None:
                 grow = ~free.any(1) & (ways[default] < WAYS)
                 if grow.any():
-                    grown = default[grow].unique()
-                    ways[grown] += 1
+                    ways[default[grow].unique()] += 1
                     continue
-            score = self._scores(rows, usable & ~free, now, eviction)
+            score = self._scores(rows, usable, now, eviction)
             # Among free rows one of the emptier set, and there the first.
             room = free.view(-1, 2, WAYS).sum(2).repeat_interleave(WAYS, dim=1)
-            score = torch.where(free, way - WAYS * (room + 1), score)
-            best, position = score.min(1)
-            chosen = rows.gather(1, position[:, None])[:, 0]
+            best, position = torch.where(free, way - WAYS * (room + 1), score).min(1)
             able = best != _NEVER
-            pending, chosen, best = pending[able], chosen[able], best[able]
+            chosen = rows.gather(1, position[:, None])[able, 0]
+            pending, best = pending[able], best[able]
             order = torch.sort(chosen, stable=True)
             first = torch.ones_like(order.values, dtype=torch.bool)
             first[1:] = order.values[1:] != order.values[:-1]
-            winners = order.indices[first]
-            row = chosen[winners]
-            given[pending[winners]] = row
-            evicted[pending[winners]] = best[winners] >= 0
-            self.ids[row] = ids[pending[winners]]
+            row, winners = order.values[first], order.indices[first]
+            won = pending[winners]
+            given[won] = row
+            evicted[won] = best[winners] >= 0
+            self.ids[row] = ids[won]
             self.seen[row] = now
             self.hits[row] = 0
             lost = torch.ones_like(pending, dtype=torch.bool)
@@ -260,7 +258,7 @@ class Slots:
             pending = pending[lost]
         return given, evicted
 
-    def _scores(self, rows: Tensor, held: Tensor, now: int, eviction: str) -> Tensor:
+    def _scores(self, rows: Tensor, usable: Tensor, now: int, eviction: str) -> Tensor:
         """Return (U, W) how much the ids in `rows` are to stay; the lowest goes."""
         if eviction == "none":
             return torch.full_like(rows, _NEVER)
@@ -269,7 +267,7 @@ class Slots:
         score = seen & _STEP_MASK
         if eviction == "lfu":
             score = score + (self.hits[rows].long().clamp(max=_MAX_HITS) << STEP_BITS)
-        return torch.where(held & (seen != now), score, _NEVER)
+        return torch.where(usable & (seen != now), score, _NEVER)
 
 
 def _shift(values: Tensor, bits: int) -> Tensor:

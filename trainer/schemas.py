@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from embeddings.lifetime import DynamicConfig
 from embeddings.schema import DenseFeature, Label, Schema, SparseFeature, Table
 
 _GLOBO_CONTEXT = ("environment", "deviceGroup", "os", "country", "region", "referrer_type")
@@ -61,8 +62,10 @@ def demo() -> Schema:
     )
 
 
-def globo() -> Schema:
+def globo(articles: int = 131_072, dynamic: DynamicConfig | None = None) -> Schema:
     """Return the schema of the Globo.com session log (partitions dt=YYYY-MM-DD).
+
+    articles: rows of each of the two tables of articles, hashed or `dynamic`.
 
     Beside the history itself, how long it is and how old its newest events are are fields of their
     own: sessions end for those who just came and for those who have been idle, and a pooled history
@@ -70,8 +73,10 @@ def globo() -> Schema:
     """
     return Schema(
         tables=(
-            Table(name="article", num_embeddings=131_072, embedding_dim=16),
-            Table(name="hist_article", num_embeddings=131_072, embedding_dim=16),
+            *(
+                Table(name=name, num_embeddings=articles, embedding_dim=16, dynamic=dynamic)
+                for name in ("article", "hist_article")
+            ),
             Table(name="topic", num_embeddings=256, embedding_dim=16),
             Table(name="user", num_embeddings=262_144, embedding_dim=16),
             *(Table(name=name, num_embeddings=256, embedding_dim=16) for name in _GLOBO_CONTEXT),
