@@ -23,7 +23,8 @@ from trainer.data.moments import dense_moments
 from trainer.data.parquet import LogFile, discover, keep_rows
 from trainer.days import parse_days, parse_rows
 from trainer.dense import Dense
-from trainer.parallelize import Parallel, Pipeline, build_dense, parallelize
+from trainer.parallelize import Parallel, build_dense, parallelize
+from trainer.pipeline import Pipeline
 from trainer.precision import Precision
 from trainer.runtime import Runtime
 
@@ -67,7 +68,9 @@ def build_training(config: TrainConfig, runtime: Runtime) -> Training:
     model = RankingModel(config.schema, config.model, torch.device("meta"), config.runtime.seed)
     parallel = parallelize(model, config.parallel, config.sparse, runtime, config.loader.batch_size)
     optimizer = config.dense.build(parallel.dense_parameters)
-    dense = build_dense(parallel, optimizer, runtime)
+    dense = build_dense(
+        parallel, optimizer, runtime, config.precision.dtype, config.loader.batch_size
+    )
     precision = config.precision.build(parallel.model, dense, config.sparse.zero_is_no_update)
     return Training(parallel, dense, precision, Pipeline(parallel, precision, runtime.device))
 

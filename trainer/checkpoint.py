@@ -143,7 +143,7 @@ def optimizer_tensors(
                     "checkpoint: expected Adam or AdamW as the dense optimizer, got "
                     f"{type(optimizer).__name__}"
                 )
-            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         found[name] = {key: value for key, value in state.items() if isinstance(value, Tensor)}

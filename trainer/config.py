@@ -121,6 +121,7 @@ class TrainConfig:
                 "evaluate_epochs has no effect with one epoch (the end of the run is evaluated "
                 "anyway); remove it"
             )
+        self.parallel.check_precision(self.precision.dtype, self.runtime.device)
         tower = self.model.tower
         tables = [table.name for table in self.schema.tables]
         for setting in ("table_learning_rates", "table_eps"):

@@ -10,6 +10,7 @@ Shapes: R ranks.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from embeddings.collection import EmbeddingLayer
 from trainer.checkpoint import optimizer_tensors
 
 
@@ -62,8 +64,22 @@ class Dense(Protocol):
         """Return the names of weights that the last backward gave no gradient, where known."""
         ...
 
+    def weights(self) -> dict[str, Tensor]:
+        """Return weights to be written or filled in place of the model's own state. Collective."""
+        ...
+
+    def whole(self) -> dict[str, Tensor] | None:
+        """Return every weight whole, by name; None where the model itself has them. Collective."""
+        ...
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return whole-named optimizer states, to be written or filled. Collective."""
+        """Return optimizer states by weight, to be written or filled. Collective."""
+        ...
+
+    def put(
+        self, weights: Mapping[str, Tensor], states: Mapping[str, Mapping[str, Tensor]]
+    ) -> set[str]:
+        """Take over what shares no memory with where it came from; return names of such weights."""
         ...
 
 
@@ -122,6 +138,20 @@ class Replicated:
         """Return the optimizer's states, sharing memory with it."""
         return optimizer_tensors(self.optimizer, self.parameters)
 
+    def weights(self) -> dict[str, Tensor]:
+        """Return nothing: the model's state has them."""
+        return {}
+
+    def whole(self) -> dict[str, Tensor] | None:
+        """Return None: the model has its weights."""
+        return None
+
+    def put(
+        self, weights: Mapping[str, Tensor], states: Mapping[str, Mapping[str, Tensor]]
+    ) -> set[str]:
+        """Return no name: the state of model and optimizer shares memory with them."""
+        return set()
+
 
 def apply_step(
     optimizer: torch.optim.Optimizer, gradients: list[Tensor], factor: Tensor, skip: Tensor
@@ -132,3 +162,43 @@ def apply_step(
         torch._foreach_mul_(gradients, scalar)  # pyright: ignore[reportPrivateImportUsage]
     cast(Any, optimizer).found_inf = skip.float()
     optimizer.step()
+
+
+def dense_parts(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the children of `model` that are no tables, by name."""
+    return {
+        name: child
+        for name, child in model.named_children()
+        if not isinstance(child, EmbeddingLayer)
+    }
+
+
+def align(part: nn.Module, device: torch.device) -> None:
+    """Move `part` to `device` and give all ranks the first one's weights. Collective."""
+    part.to(device)
+    for tensor in (*part.parameters(), *part.buffers()):
+        dist.broadcast(tensor.detach(), src=0)
+
+
+def copy_parts(model: nn.Module) -> nn.ModuleDict:
+    """Return copies of the dense parts of `model`, without their weights (`fill_copy`)."""
+    parts = nn.ModuleDict(copy.deepcopy(dense_parts(model)))
+    for module in parts.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                module._parameters[name] = nn.Parameter(weight.to("meta"), weight.requires_grad)
+    return parts
+
+
+def fill_copy(parts: nn.ModuleDict, model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Give a copy of `model`'s dense parts its `weights`, buffers and switches, and return it.
+
+    It is single-device code again, which one rank may run alone.
+    """
+    parts.load_state_dict(dict(weights), strict=False, assign=True)
+    for name, module in parts.named_modules():
+        live = model.get_submodule(name) if name else nn.Module()
+        module._buffers.update(live._buffers)
+        switches = {k: v for k, v in vars(live).items() if isinstance(v, bool | int | float)}
+        vars(module).update({k: v for k, v in switches.items() if k in vars(module)})
+    return parts

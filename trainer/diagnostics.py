@@ -78,22 +78,23 @@ class Watch:
 
 
 @torch.no_grad()
-def diagnose_model(parallel: Parallel, watch: Watch) -> list[dict[str, Any]]:
+def diagnose_model(parallel: Parallel, watch: Watch, model: nn.Module) -> list[dict[str, Any]]:
     """Measure what `watch` saw and the tables; rank 0 returns the records, others none. Collective.
 
+    model: has the tower and its objective as the first rank can run them alone (`plain_parts`).
     Ranks and gradients are those of rank 0's first 256 rows, clusters of its first 4,096.
     """
     tables = measure_tables(parallel)
     if not _is_first() or watch.inputs is None:
         return []
-    tower = parallel.model.get_submodule("tower")
+    tower = model.get_submodule("tower")
     inputs = _first_rows(watch.inputs)
     records = []
     for one in diagnose(tower, inputs):
         number = re.search(r"\d+", one.module)
         layer = int(number[0]) + 1 if number else 0
         records.append(_record(layer, one.kind, one.module, one.values, one.spectrum))
-    records += _gradient_records(parallel.model, tower, inputs, watch)
+    records += _gradient_records(model, tower, inputs, watch)
     return records + _cluster_records(watch) + tables
 
 

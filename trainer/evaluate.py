@@ -34,7 +34,8 @@ from trainer.failures import exit_code
 from trainer.manifest import MANIFEST, RUN, complete, read_manifest
 from trainer.memory import check_tables
 from trainer.metrics import Metrics, undefined
-from trainer.parallelize import Pipeline
+from trainer.parallelize import ParallelConfig
+from trainer.pipeline import Pipeline
 from trainer.runtime import Runtime, start
 
 
@@ -137,7 +138,9 @@ def open_checkpoint(path: Path, data: str, chosen: tuple[str, str], runtime: Run
     log = dataclasses.replace(
         config.data, path=data, test_path="", test_days=chosen[0], test_rows=chosen[1], schema=""
     )
-    config = dataclasses.replace(config, data=log)
+    # Without optimizer states and gradients there is nothing to spread.
+    sharding = ParallelConfig(sharding=config.parallel.sharding)
+    config = dataclasses.replace(config, data=log, parallel=sharding)
     loader = open_loader(config, runtime, train=False)
     trained = LogFile(
         path="the training log", row_group_rows=(), families=tuple(manifest["families"].items())

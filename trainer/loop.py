@@ -28,6 +28,7 @@ from trainer.inherit import Inherited, check_sources
 from trainer.memory import check_tables
 from trainer.metrics import undefined
 from trainer.optimizer import learning_rates
+from trainer.parallelize import plain_parts
 from trainer.resume import begin, describe, greet, restore_gathered, resume, tensors
 from trainer.run_folder import CONFIG, CURVES, EVALUATIONS, METRICS, RANKS, checkpoints_of, claim
 from trainer.runtime import RunError, Runtime
@@ -236,8 +237,9 @@ class Trainer:
                 self.watchdog.beat(f"evaluating after step {self.step:,}")
 
             metrics = evaluate(self.pipeline, self.test_loader, self.config, note)
+        model = plain_parts(self.parallel, self.dense)
         with self.precision.autocast():
-            ranks = diagnose_model(self.parallel, watch)
+            ranks = diagnose_model(self.parallel, watch, model)
         self.watchdog.beat(f"evaluated after step {self.step:,}")
         self.telemetry.evaluation(self.step, metrics)
         reasons = undefined(metrics, [label.name for label in self.config.schema.labels])
@@ -261,6 +263,8 @@ class Trainer:
             "steps": self.step,
             "train_rows": self.rows,
             "skipped_steps": self.precision.num_skipped,
+            "pipelined_modules": self.pipeline.num_pipelined,
+            "dense_parallelism": self.config.parallel.describe(),
             "out_of_range": self.tables.out_of_range(self.train_loader, self.test_loader),
             **self.tables.counts,
             "alarms": sorted({*self.telemetry.alarms, *self.weights.first_steps}),

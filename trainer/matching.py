@@ -26,6 +26,8 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from embeddings.collection import local_shards
 from embeddings.schema import Schema
@@ -215,6 +217,11 @@ def _layout(schema: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _whole(source: str, tensor: Tensor | ShardedTensor) -> tuple[Region, ...]:
+    if isinstance(tensor, DTensor):
+        _, offsets = compute_local_shape_and_global_offset(
+            tensor.shape, tensor.device_mesh, tensor.placements
+        )
+        return (Region(source=source, offsets=tuple(offsets), view=tensor.to_local()),)
     return tuple(
         Region(source=source, offsets=(row, column)[: shard.dim()], view=shard)
         if isinstance(tensor, ShardedTensor)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """A single-device model becomes a distributed one.
 
-The only file that names DistributedModelParallel (tables, sharded by a plan) and
-DistributedDataParallel (everything else, replicated). Models know of neither.
+Tables are sharded by a plan (DistributedModelParallel). Everything else is replicated (DDP, here),
+sharded (`sharded.py`) or left to an engine (`zero.py`), as the configuration says. Models know of
+none of it.
 
 Shapes: B examples per rank, R ranks.
 """
@@ -11,17 +12,17 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torchrec.distributed.model_parallel import (
+    DataParallelWrapper,
     DefaultDataParallelWrapper,
     DistributedModelParallel,
 )
-from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardedModule, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -32,19 +33,10 @@ from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
 from embeddings.plans import Plan
 from embeddings.sharders import sharders, sharding_plan
 from embeddings.sharding import ShardingConfig, plan_tables
-from models.batch import Batch
-from trainer.clock import Clock
-from trainer.dense import Dense, Replicated
-from trainer.loss_scale import Step
-from trainer.precision import Precision
+from trainer.dense import Dense, Replicated, align, copy_parts, dense_parts, fill_copy
 from trainer.runtime import Runtime
-
-
-class HasWeightSum(Protocol):
-    """What a model returns beside its loss; `weight_sum`, 0-d, is what the loss is a mean over."""
-
-    @property
-    def weight_sum(self) -> Tensor: ...  # noqa: D102
+from trainer.sharded import ShardDense, Sharded
+from trainer.zero import Zero, ZeroConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +44,18 @@ class ParallelConfig:
     """How a model is distributed.
 
     sharding: what the planner may do with the tables.
-    bucket_megabytes: dense gradients that are averaged over ranks in one collective.
+    dense: who holds the weights outside the tables: `ddp`, every rank all of them; `fsdp2`, a share
+      each, gathered block by block; `deepspeed`, as `zero` says. All train alike.
+    zero: of `deepspeed`; without effect on others, where it must stay at its defaults.
+    bucket_megabytes: dense gradients that are averaged over ranks in one collective; not of
+      `fsdp2`, which averages a block at a time.
     find_unused_parameters: whether dense weights may go without a gradient in some steps; costs a
-      walk over the graph in every step.
+      walk over the graph in every step; of `ddp` alone.
     """
 
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
+    dense: Literal["ddp", "fsdp2", "deepspeed"] = "ddp"
+    zero: ZeroConfig = field(default_factory=ZeroConfig)
     bucket_megabytes: int = 25
     find_unused_parameters: bool = False
 
@@ -66,6 +64,49 @@ class ParallelConfig:
         if self.bucket_megabytes < 1:
             raise ValueError(
                 f"parallel.bucket_megabytes: expected at least 1, got {self.bucket_megabytes}"
+            )
+        if self.dense not in ("ddp", "fsdp2", "deepspeed"):
+            raise ValueError(
+                f"parallel.dense: expected 'ddp', 'fsdp2' or 'deepspeed', got {self.dense!r}"
+            )
+        idle = {
+            "zero": self.dense != "deepspeed" and self.zero != ZeroConfig(),
+            "find_unused_parameters": self.dense != "ddp" and self.find_unused_parameters,
+            "bucket_megabytes": self.dense == "fsdp2"
+            and self.bucket_megabytes != type(self).bucket_megabytes,
+        }
+        for name, without_effect in idle.items():
+            if without_effect:
+                raise ValueError(
+                    f"parallel.{name}: has no effect on dense {self.dense!r}, got "
+                    f"{getattr(self, name)!r}; remove it, or choose another parallel.dense"
+                )
+
+    def describe(self) -> str:
+        """Return who holds the dense weights, for logs and metrics."""
+        if self.dense != "deepspeed":
+            return self.dense
+        offload = "" if self.zero.offload == "none" else f", offload {self.zero.offload}"
+        return f"deepspeed stage {self.zero.stage}{offload}"
+
+    def check_precision(self, dtype: str, device: str) -> None:
+        """Refuse a number format that the dense weights' engine cannot compute on `device`.
+
+        Raises:
+            ValueError: `deepspeed` with FP16 on a CPU, or with half precision in stage 0.
+        """
+        if self.dense != "deepspeed" or dtype == "fp32":
+            return
+        if not self.zero.stage:
+            raise ValueError(
+                f"parallel.zero.stage: stage 0 with precision.dtype {dtype!r} would be another "
+                "engine than the other stages are; use a stage from 1 to 3, or parallel.dense ddp"
+            )
+        gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+        if dtype == "fp16" and not gpu:
+            raise ValueError(
+                "parallel.dense: DeepSpeed's FP16 engine runs on GPUs only, got precision.dtype "
+                "'fp16' on a CPU; use parallel.dense ddp or fsdp2, or precision.dtype bf16 or fp32"
             )
 
 
@@ -76,7 +117,8 @@ class Parallel:
     module: call it like the model. model: the same without wrappers, its tables sharded.
     dense_parameters: by name, equal on all ranks, not yet in any optimizer.
     fused_optimizer: of the tables, for state dicts and learning rates; it updates in backward.
-    plan: where the tables are. config: how the model was distributed.
+    plan: where the tables are. config: how the model was distributed. copies: the dense parts once
+      more, without weights, where ranks do not hold all of them (`fill_copy`).
     """
 
     module: DistributedModelParallel
@@ -85,6 +127,7 @@ class Parallel:
     fused_optimizer: CombinedOptimizer
     plan: Plan
     config: ParallelConfig
+    copies: nn.ModuleDict | None
 
     @property
     def sharded_modules(self) -> list[ShardedModule[Any, Any, Any, Any]]:
@@ -135,18 +178,14 @@ def parallelize(
     )
     plan = plan_tables(model, config.sharding, topology, batch_size)
     _ignore_renamings()
+    copies = None if config.dense == "ddp" else copy_parts(model)
     module = DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(runtime.group),
         device=runtime.device,
         plan=sharding_plan(plan),
         sharders=sharders(config.sharding.dedup),
-        data_parallel_wrapper=DefaultDataParallelWrapper(
-            bucket_cap_mb=config.bucket_megabytes,
-            # A static graph would forbid a tower that changes its form after a warm-up.
-            static_graph=False,
-            find_unused_parameters=config.find_unused_parameters,
-        ),
+        data_parallel_wrapper=_DATA_PARALLEL[config.dense](config),
     )
     layer.reset_parameters()
     dense = dict(in_backward_optimizer_filter(module.named_parameters()))
@@ -163,15 +202,65 @@ def parallelize(
         fused_optimizer=cast(CombinedOptimizer, module.fused_optimizer),
         plan=plan,
         config=config,
+        copies=copies,
     )
 
 
-def build_dense(parallel: Parallel, optimizer: torch.optim.Optimizer, runtime: Runtime) -> Dense:
-    """Return the dense weights of `parallel` with their optimizer, ready for steps.
+def build_dense(
+    parallel: Parallel,
+    optimizer: torch.optim.Optimizer,
+    runtime: Runtime,
+    dtype: str = "fp32",
+    batch_size: int = 512,
+) -> Dense:
+    """Return the dense weights of `parallel` with their optimizer, ready for steps. Collective.
 
-    optimizer: of `parallel.dense_parameters`, fresh.
+    optimizer: of `parallel.dense_parameters`, fresh. dtype: of computation. batch_size: B.
+
+    Raises:
+        ValueError: an engine that cannot compute in `dtype` here.
     """
-    return Replicated(parallel.dense_parameters, optimizer, runtime.group)
+    config, weights = parallel.config, parallel.dense_parameters
+    config.check_precision(dtype, runtime.device.type)
+    if config.dense == "fsdp2":
+        return Sharded(weights, optimizer, runtime.group)
+    if config.dense == "deepspeed":
+        settings = config.zero.settings(dtype, config.bucket_megabytes << 20, batch_size)
+        parts = dense_parts(parallel.model)
+        return Zero(parts, optimizer, config.zero, settings, runtime)
+    return Replicated(weights, optimizer, runtime.group)
+
+
+def plain_parts(parallel: Parallel, dense: Dense) -> nn.Module:
+    """Return a module with the model's dense parts that a rank can run by itself. Collective."""
+    weights = dense.whole()
+    if weights is None or parallel.copies is None:
+        return parallel.model
+    return fill_copy(parallel.copies, parallel.model, weights)
+
+
+class _LeaveDense(DataParallelWrapper):
+    """Has DistributedModelParallel leave alone what an engine will take over."""
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        for part in dense_parts(dmp.module).values():
+            align(part, device)
+
+
+def _replicate(config: ParallelConfig) -> DataParallelWrapper:
+    return DefaultDataParallelWrapper(
+        bucket_cap_mb=config.bucket_megabytes,
+        # A static graph would forbid a tower that changes its form after a warm-up.
+        static_graph=False,
+        find_unused_parameters=config.find_unused_parameters,
+    )
+
+
+_DATA_PARALLEL: dict[str, Callable[[ParallelConfig], DataParallelWrapper]] = {
+    "ddp": _replicate,
+    "fsdp2": lambda _: ShardDense(),
+    "deepspeed": lambda _: _LeaveDense(),
+}
 
 
 def _ignore_renamings() -> None:
@@ -180,83 +269,3 @@ def _ignore_renamings() -> None:
     warnings.filterwarnings("ignore", message=f"`({renamed})`", category=FutureWarning)
     # And that the tracer TorchRec uses will one day answer another question.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-
-
-class Pipeline(TrainPipelineSparseDist[Batch, Any]):
-    """Training steps whose exchange of ids overlaps with computing the batch before.
-
-    `progress` does what TorchRec's does, with the two-phase backward of `Precision` in place of
-    backward and optimizer step. In evaluation mode it only predicts.
-
-    Args:
-        parallel: the model.
-        precision: of the same model, with its dense weights.
-        device: where to compute.
-    """
-
-    def __init__(
-        self,
-        parallel: Parallel,
-        precision: Precision,
-        device: torch.device,
-    ) -> None:
-        super().__init__(
-            parallel.module,
-            cast(Any, precision.dense),  # of which only zero_grad is called
-            device,
-            custom_model_fwd=cast(Any, self._forward),
-        )
-        self.parallel = parallel
-        self.precision = precision
-        group = cast(Any, parallel.module)._env.process_group
-        self._clock = Clock(parallel.model, group, device)
-        self._weight_sum: Tensor | None = None
-        self.last_step: Step | None = None
-
-    @property
-    def num_pipelined(self) -> int:
-        """How many sharded modules exchange their ids ahead of time; all of them, once started."""
-        return len(self._pipelined_modules)
-
-    def progress(self, dataloader_iter: Iterator[Batch]) -> Any:
-        """Train on (or predict) one batch and return its predictions. The step is in `last_step`.
-
-        Raises:
-            StopIteration: no batch is left.
-            RuntimeError: a module of tables is not pipelined, or a dense weight is not used.
-        """
-        return super().progress(dataloader_iter)
-
-    def _forward(self, batch: Batch | None) -> tuple[Tensor, HasWeightSum]:
-        if batch is not None:
-            self._clock.set(batch)
-        with self.precision.autocast():
-            loss, predictions = self.precision.dense.forward(self.parallel.module, batch)
-        self._weight_sum = predictions.weight_sum
-        return loss, predictions
-
-    def _backward(self, losses: Tensor) -> None:
-        assert self._weight_sum is not None
-        self.precision.backward(losses, self._weight_sum)
-        if self.last_step is None and not self.parallel.config.find_unused_parameters:
-            unused = self.precision.dense.unused()
-            if unused:
-                raise RuntimeError(
-                    f"parallel: expected a gradient of every dense weight, got none of {unused}; "
-                    "remove them, freeze them, or set parallel.find_unused_parameters"
-                )
-
-    def _optimizer_step(self) -> None:
-        self.last_step = self.precision.apply()
-
-    def _pipeline_model(self, batch: Any, context: Any, pipelined_forward: Any = None) -> None:
-        super()._pipeline_model(
-            batch, context, pipelined_forward or type(self)._pipelined_forward_type
-        )
-        expected = len(self.parallel.sharded_modules)
-        if self.num_pipelined != expected:
-            raise RuntimeError(
-                f"pipeline: expected all {expected} modules of tables to exchange ids ahead of "
-                f"time, got {self.num_pipelined}; pass batch.sparse to the EmbeddingLayer without "
-                "any operation on it"
-            )

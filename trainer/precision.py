@@ -50,7 +50,7 @@ from trainer.loss_scale import (
 )
 from trainer.runtime import RunError
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +74,8 @@ class PrecisionConfig:
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        if self.dtype not in _DTYPES:
-            raise ValueError(
-                f"precision.dtype: expected one of {list(_DTYPES)}, got {self.dtype!r}"
-            )
+        if self.dtype not in DTYPES:
+            raise ValueError(f"precision.dtype: expected one of {list(DTYPES)}, got {self.dtype!r}")
         if self.clip not in ("dense", "all"):
             raise ValueError(f"precision.clip: expected 'dense' or 'all', got {self.clip!r}")
         if not 0 < self.initial_scale <= MAX_SCALE:
@@ -140,7 +138,8 @@ class Precision:
         self._leaves: list[Tensor] = []
         self._local = torch.zeros(2, dtype=torch.float64, device=self._device)
         tokenizer = model.get_submodule("tokenizer")
-        self._hook = tokenizer.register_forward_pre_hook(self._cut, with_kwargs=True)
+        # First, so that what an engine does around a module happens on the dense side of the cut.
+        self._hook = tokenizer.register_forward_pre_hook(self._cut, with_kwargs=True, prepend=True)
 
     @property
     def loss_scale(self) -> float:
@@ -158,7 +157,7 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which the model's forward runs."""
-        dtype = _DTYPES[self.config.dtype]
+        dtype = DTYPES[self.config.dtype]
         return torch.autocast(self._device.type, dtype=dtype, enabled=dtype != torch.float32)
 
     def backward(self, loss: Tensor, weight_sum: Tensor) -> None:
@@ -294,4 +293,4 @@ class Precision:
             self._outputs.append(output)
             self._leaves.append(leaf)
             output = leaf
-        return output.to(_DTYPES[self.config.dtype])
+        return output.to(DTYPES[self.config.dtype])

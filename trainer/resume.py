@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from embeddings.plans import KEY
 from embeddings.sharding import check_plan
+from models import attention
+from models.tokenformer import TokenFormerConfig
+from models.tokens import StreamTokenizer
 from trainer import checkpoint
 from trainer.config import fingerprint, to_dict
 from trainer.curves import write_json
@@ -16,6 +20,7 @@ from trainer.data.hashing import routing_fingerprint
 from trainer.data.parquet import LogFile, check_families
 from trainer.inherit import Inherited, inherit
 from trainer.manifest import RUN, read_manifest
+from trainer.precision import DTYPES
 from trainer.run_folder import INHERITED
 from trainer.storage import Folder
 
@@ -162,3 +167,16 @@ def greet(trainer: Trainer) -> None:
         trainer.telemetry.say(f"{restarted}{place}", loud=bool(restarted))
     trainer.telemetry.say(f"dense weights: {trainer.config.dense.describe()}")
     trainer.telemetry.say(f"tables: {trainer.config.sparse.describe()}")
+    for line in _computation(trainer):
+        trainer.telemetry.say(line)
+
+
+def _computation(trainer: Trainer) -> Iterator[str]:
+    """Yield in what format, on what, how distributed and with which attention a run computes."""
+    config, device = trainer.config, trainer.runtime.device
+    ranks, dtype = trainer.runtime.world_size, config.precision.dtype
+    yield f"{dtype} on {ranks} x {device.type}, dense weights by {config.parallel.describe()}"
+    tower, tokenizer = config.model.tower, trainer.parallel.model.get_submodule("tokenizer")
+    if isinstance(tower, TokenFormerConfig) and isinstance(tokenizer, StreamTokenizer):
+        width = tokenizer.token_dim // tower.num_heads
+        yield attention.describe(device, DTYPES[dtype], width)

@@ -28,6 +28,9 @@ CHECKPOINTS = "checkpoints"
 _FREE = {
     *("log", "checkpoint", "loader.num_workers", "loader.prefetch_windows", "loader.pin_memory"),
     *("runtime.timeout_seconds", "runtime.hang_seconds"),
+    # Who holds dense weights; checkpoints hold them whole, by name.
+    *("parallel.dense", "parallel.zero", "parallel.bucket_megabytes"),
+    "parallel.find_unused_parameters",
 }
 _LOCK = ".lock"
 # The folders that this process trains in; the system drops a lock with the process that holds it.

@@ -150,6 +150,15 @@ def start(config: RuntimeConfig | None = None) -> Runtime:
     )
 
 
+def prepare_deepspeed(runtime: Runtime) -> None:
+    """Tell DeepSpeed, before it is first imported, this process's accelerator and its number.
+
+    It takes both from the environment, and there alone.
+    """
+    os.environ["DS_ACCELERATOR"] = runtime.device.type
+    os.environ["LOCAL_RANK"] = str(runtime.local_rank)
+
+
 def _read_launcher(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
     """Return rank, local rank, world size and local world size; a lone process by default."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:

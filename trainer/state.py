@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -45,9 +46,9 @@ class TrainState:
         return self._parallel.model
 
     def tensors(self) -> dict[str, Any]:
-        """Return all state as nested tensors that share memory with the run."""
+        """Return all state as nested tensors, to be written or filled and `put`. Collective."""
         return {
-            "model": self._parallel.module.state_dict(),
+            "model": {**self._parallel.module.state_dict(), **self._dense.weights()},
             **fused_tensors(self._parallel.fused_optimizer),
             "dense": self._dense.tensors(),
             "random": self._random.tensors(),
@@ -70,7 +71,9 @@ class TrainState:
 
     def put(self, tensors: dict[str, Any]) -> None:
         """Take over what `tensors`, from this object, has been filled with."""
-        self._parallel.module.load_state_dict(tensors["model"])
+        own = self._dense.put(tensors["model"], tensors["dense"])
+        rest = {name: value for name, value in tensors["model"].items() if name not in own}
+        self._parallel.module.load_state_dict(OrderedDict(rest), strict=not own)
         self._random.restore(tensors.get("random", {}))
 
 

@@ -21,7 +21,7 @@ from embeddings.sharders import sharders, sharding_plan
 from embeddings.sharding import ShardingConfig, plan_tables
 from tests.support.processes import Processes
 from tests.support.training import Outcome, Recipe, Session, train, whole_tables
-from trainer.parallelize import Pipeline
+from trainer.pipeline import Pipeline
 from trainer.runtime import Runtime
 
 NUM_EXAMPLES = 64

@@ -13,7 +13,7 @@ from tests.support.dynamic import Parts, parts_of, schema_of, whole
 from tests.support.processes import Processes
 from tests.support.tiny import TinyRanker, make_batch
 from tests.support.training import Recipe, Session
-from trainer.parallelize import Pipeline
+from trainer.pipeline import Pipeline
 from trainer.runtime import Runtime
 
 # Small enough that ids have to leave.

@@ -19,7 +19,8 @@ from tests.support.tiny import SCHEMA, TinyRanker, make_batch
 from trainer.dense import Replicated
 from trainer.loss_scale import Step
 from trainer.optimizer import DenseOptimizerConfig
-from trainer.parallelize import Parallel, ParallelConfig, Pipeline, parallelize
+from trainer.parallelize import Parallel, ParallelConfig, parallelize
+from trainer.pipeline import Pipeline
 from trainer.precision import Precision, PrecisionConfig
 from trainer.runtime import Runtime
 

@@ -56,7 +56,7 @@ def _watched(tokens: torch.Tensor, labels: torch.Tensor) -> list[dict[str, Any]]
     parallel = Parallel.__new__(Parallel)
     object.__setattr__(parallel, "model", model)
     object.__setattr__(parallel, "module", nn.Module())
-    records = diagnose_model(parallel, watch)
+    records = diagnose_model(parallel, watch, parallel.model)
     assert all(p.grad is None for p in model.parameters()), "weights are left alone"
     return records
 

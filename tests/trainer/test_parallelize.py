@@ -14,7 +14,8 @@ from models.batch import Batch
 from tests.support.processes import Processes
 from tests.support.tiny import TinyRanker, make_batch
 from tests.support.training import Recipe, Session, train, whole_tables
-from trainer.parallelize import ParallelConfig, Pipeline, build_dense, parallelize
+from trainer.parallelize import ParallelConfig, build_dense, parallelize
+from trainer.pipeline import Pipeline
 from trainer.runtime import Runtime
 
 pytestmark = pytest.mark.dist

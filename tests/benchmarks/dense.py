@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""What each way to hold dense weights keeps on a rank, what a step takes, and that losses agree.
+
+    torchrun --nproc-per-node 2 -m tests.benchmarks.dense --data LOGS [--recipe specformer.demo]
+                                                          [--steps 50] [setting value ...]
+
+LOGS: `python -m pipelines.synthesize LOGS`. A line a choice: the largest relative difference of a
+step's loss from that of `ddp`, the largest number of bytes that dense weights, gradients and
+optimizer states (all tensors of the process that were not there before the model's dense part was
+built, tables and activations aside) took between backward and step, and the median time of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+
+from models.batch import Batch
+from trainer.build import build_training, open_loader
+from trainer.config import TrainConfig, apply_overrides, load_recipe
+from trainer.parallelize import ParallelConfig
+from trainer.runtime import Runtime, start
+from trainer.state import flatten, fused_tensors
+from trainer.zero import ZeroConfig
+
+CHOICES: dict[str, ParallelConfig] = {
+    "ddp": ParallelConfig(),
+    "fsdp2": ParallelConfig(dense="fsdp2"),
+    **{
+        f"deepspeed {stage}": ParallelConfig(
+            dense="deepspeed", bucket_megabytes=1, zero=ZeroConfig(stage=stage)
+        )
+        for stage in (0, 1, 2)
+    },
+    "deepspeed 3": ParallelConfig(
+        dense="deepspeed", bucket_megabytes=1, zero=ZeroConfig(stage=3, whole_elements=256)
+    ),
+}
+
+
+def live_storages() -> dict[int, int]:
+    """Return the bytes of every storage that a tensor of this process has, by address."""
+    found: dict[int, int] = {}
+    for thing in gc.get_objects():
+        if isinstance(thing, Tensor):
+            try:
+                storage = thing.untyped_storage()
+                found[storage.data_ptr()] = storage.nbytes()
+            except (NotImplementedError, RuntimeError):
+                continue  # a tensor without memory of its own
+    return found
+
+
+def measure(config: TrainConfig, batches: list[Batch], runtime: Runtime) -> dict[str, Any]:
+    """Train on `batches`; return losses, bytes and milliseconds of this rank."""
+    torch.manual_seed(runtime.seed)
+    gc.collect()
+    known = set(live_storages())
+    training = build_training(config, runtime)
+    tables = [
+        *training.parallel.module.state_dict().values(),
+        *(value for _, value in flatten(fused_tensors(training.parallel.fused_optimizer))),
+    ]
+    for table in tables:
+        if isinstance(table, ShardedTensor):
+            known |= {s.tensor.untyped_storage().data_ptr() for s in table.local_shards()}
+    sizes: list[int] = []
+    backward = training.precision.backward
+
+    def watched(loss: Tensor, weight_sum: Tensor) -> None:
+        backward(loss, weight_sum)
+        if len(sizes) < 3:
+            gc.collect()
+            storages = live_storages().items()
+            sizes.append(sum(size for address, size in storages if address not in known))
+
+    training.precision.backward = watched
+    losses, times = [], []
+    feed = iter(batches)
+    for _ in batches:
+        began = time.perf_counter()
+        training.pipeline.progress(feed)
+        assert training.pipeline.last_step is not None
+        losses.append(training.pipeline.last_step.loss)
+        times.append(time.perf_counter() - began)
+    return {"losses": losses, "bytes": sizes[-1], "ms": 1e3 * statistics.median(times)}
+
+
+def main() -> None:
+    """Run from the command line, on every rank."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--recipe", default="specformer.demo")
+    parser.add_argument("--steps", type=int, default=50)
+    options, overrides = parser.parse_known_args()
+    config = apply_overrides(load_recipe(options.recipe), ["--data.path", options.data, *overrides])
+    runtime = start(config.runtime)
+    loader = open_loader(config, runtime, train=True)
+    batches = [batch for batch, _ in zip(loader, range(options.steps), strict=False)]
+    loader.close()
+    expected: list[float] = []
+    for name, parallel in CHOICES.items():
+        found = measure(dataclasses.replace(config, parallel=parallel), batches, runtime)
+        expected = expected or found["losses"]
+        pairs = zip(found["losses"], expected, strict=True)
+        worst = max(abs(a - b) / b for a, b in pairs)
+        if runtime.is_first:
+            print(
+                f"{options.recipe}  {name:<12}  loss differs by {worst:.1e}  "
+                f"{found['bytes'] / 1e6:8.2f} MB  {found['ms']:7.1f} ms",
+                flush=True,
+            )
+    runtime.stop()
+
+
+if __name__ == "__main__":
+    main()
