@@ -27,8 +27,8 @@ def globo() -> TrainConfig:
 
 
 def criteo() -> TrainConfig:
-    """SpecFormer on a Criteo log: one token a field, as in the paper."""
-    return protocols.criteo("specformer.criteo", _model())
+    """SpecFormer on a Criteo log: its 39 fields and 13 numbers in 13 tokens of several each."""
+    return protocols.criteo("specformer.criteo", _model(token_dim=64, num_tokens=13))
 
 
 def frappe() -> TrainConfig:
@@ -41,7 +41,7 @@ def movielens() -> TrainConfig:
 
     It learns from larger batches, and its head drops nothing.
     """
-    model = _model()
+    model = _model(token_dim=64)
     config = protocols.movielens("specformer.movielens", model)
     return dataclasses.replace(
         config,
@@ -51,8 +51,8 @@ def movielens() -> TrainConfig:
     )
 
 
-def _model() -> ModelConfig:
+def _model(token_dim: int = 32, num_tokens: int = 0) -> ModelConfig:
     return ModelConfig(
         tower=SpecFormerConfig(num_layers=2, ffn_ratio=2.0, logit_scale="rsqrt_dim"),
-        tokenizer=TokenizerConfig(token_dim=32),
+        tokenizer=TokenizerConfig(token_dim=token_dim, num_tokens=num_tokens),
     )

@@ -6,6 +6,8 @@ A run: python -m trainer.train tokenformer.demo --output DIR --data.path LOGS.
 
 from __future__ import annotations
 
+import dataclasses
+
 from models.ranking import ModelConfig
 from models.tokenformer import TokenFormerConfig
 from models.tokens import TokenizerConfig
@@ -50,8 +52,10 @@ def globo() -> TrainConfig:
 
 
 def criteo() -> TrainConfig:
-    """TokenFormer on a Criteo log, which has no history: fields and one learned target."""
-    return protocols.criteo("tokenformer.criteo", _model(max_length=1, token_dim=16))
+    """TokenFormer on a Criteo log, which has no history: one full layer, three fields beside the
+    target."""
+    config = protocols.criteo("tokenformer.criteo", _fields_alone(("I1", "I2", "I3"), num_layers=1))
+    return _faster(config, 4e-3)
 
 
 def frappe() -> TrainConfig:
@@ -60,8 +64,25 @@ def frappe() -> TrainConfig:
 
 
 def movielens() -> TrainConfig:
-    """TokenFormer on MovieLens-100K, which has no history."""
-    return protocols.movielens("tokenformer.movielens", _model(max_length=1))
+    """TokenFormer on MovieLens-100K, which has no history: two fields beside the target."""
+    model = _fields_alone(("gender", "occupation"), num_layers=2)
+    return _faster(protocols.movielens("tokenformer.movielens", model), 2e-3)
+
+
+def _fields_alone(stream_fields: tuple[str, ...], num_layers: int) -> ModelConfig:
+    # Without a history all there is to tell stands in the target, and attention over every field
+    # averages what the target has already read.
+    model = _model(max_length=1, stream_fields=stream_fields, token_dim=64)
+    assert isinstance(model.tower, TokenFormerConfig)
+    windows = model.tower.windows[: num_layers - 1]
+    tower = dataclasses.replace(model.tower, num_layers=num_layers, windows=windows)
+    return dataclasses.replace(model, tower=tower)
+
+
+def _faster(config: TrainConfig, learning_rate: float) -> TrainConfig:
+    return dataclasses.replace(
+        config, dense=dataclasses.replace(config.dense, learning_rate=learning_rate)
+    )
 
 
 def _sized(size: str, token_dim: int, num_heads: int, windows: tuple[int, ...]) -> TrainConfig:
