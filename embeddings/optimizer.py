@@ -11,14 +11,21 @@ Tables that differ in a setting here are looked up by a kernel each; their excha
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
-from torch import nn
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import Tensor, nn
 from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
+from torchrec.distributed.types import ShardedModule
 from torchrec.optim.optimizers import Adam
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from embeddings.counters import lookup_modules
 
 # Of dense weights and tables alike: torch's own defaults differ (Adagrad 1e-10, AdamW 1e-8).
 DEFAULT_EPS = 1e-8
@@ -142,3 +149,27 @@ def state_bytes(optimizer: type[torch.optim.Optimizer] | str, columns: int) -> i
     kind = _CLASSES[optimizer] if isinstance(optimizer, str) else optimizer
     numbers = {RowWiseAdagrad: 1, torch.optim.SGD: 0, torch.optim.Adagrad: columns}
     return 4 * numbers.get(kind, 2 * columns)
+
+
+def table_updates(model: nn.Module) -> int:
+    """Return how often the kernels of `model`'s tables have run, in training and evaluation.
+
+    Adam corrects its running means by it, so a run that goes on has to restore it.
+    """
+    counts = [cast(Tensor, kernel.iter) for kernel in _kernels(model)]
+    return max((int(count.item()) for count in counts), default=0)
+
+
+def set_table_updates(model: nn.Module, updates: int) -> None:
+    """Let the kernels of `model`'s tables go on from `table_updates` of another run."""
+    for kernel in _kernels(model):
+        kernel.set_optimizer_step(updates)
+        kernel.iter_cpu.fill_(updates)
+
+
+def _kernels(model: nn.Module) -> Iterator[SplitTableBatchedEmbeddingBagsCodegen]:
+    for module in model.modules():
+        if isinstance(module, ShardedModule):
+            for part in lookup_modules(module):
+                if isinstance(part, SplitTableBatchedEmbeddingBagsCodegen):
+                    yield part

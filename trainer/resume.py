@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from embeddings.optimizer import set_table_updates, table_updates
 from embeddings.plans import KEY
 from embeddings.sharding import check_plan
 from models import attention
@@ -43,6 +44,7 @@ def describe(trainer: Trainer) -> dict[str, Any]:
         "ranks": trainer.ranks,
         "config": to_dict(config),
         KEY: trainer.parallel.plan.to_dict(),
+        "table_updates": table_updates(trainer.parallel.model),
         "inherited": trainer.origin,
         "families": dict(pair for file in loader.files for pair in file.families),
         "schema_fingerprint": config.schema.fingerprint(),
@@ -98,6 +100,7 @@ def resume(trainer: Trainer, path: Folder) -> None:
         examples = torch.zeros(shape)
     trainer.state.load(path, None if examples is None else {"metrics": {"examples": examples}})
     trainer.gathered = manifest, examples
+    set_table_updates(trainer.parallel.model, manifest["table_updates"])
     trainer.precision.load_state_dict(manifest["precision"])
     trainer.origin = manifest.get("inherited")
     take_position(trainer, manifest)
@@ -115,6 +118,9 @@ def begin(trainer: Trainer) -> Inherited:
         check_families((log, *trainer.train_loader.files))
     inherited = inherit(settings, to_dict(trainer.config), trainer.state)
     trainer.origin = inherited.sources
+    if "embedding_optimizer" in manifests:
+        updates = manifests["embedding_optimizer"]["table_updates"]
+        set_table_updates(trainer.parallel.model, updates)
     if "data_position" in manifests:
         take_position(trainer, manifests["data_position"])
     if "loss_scale" in manifests:

@@ -12,9 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from embeddings.optimizer import set_table_updates, table_updates
 from tests.support import runs
 from tests.support.processes import Processes
 from trainer.config import TrainConfig
+from trainer.loop import Trainer
+from trainer.runtime import Runtime
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +92,26 @@ def test_ids_out_of_range_are_counted_over_all_ranks_and_exported_by_feature(
     assert saved["out_of_range"] == metrics["out_of_range"]
     plain = runs.small("dlrm.demo", logs)
     assert all(f.out_of_range != "count" for f in plain.schema.sparse)
+
+
+def _go_on(runtime: Runtime, config: TrainConfig, output: Path, heir: TrainConfig) -> list[int]:
+    """Train with a count of updates, as Adam keeps; return it in a run that resumes and an heir."""
+    trainer = Trainer(config, output, runtime)
+    set_table_updates(trainer.parallel.model, 5)
+    trainer.fit()
+    (output / "metrics.json").unlink()
+    resumed = Trainer(config, output, runtime)
+    inherited = Trainer(heir, output.with_name("heir"), runtime)
+    return [table_updates(one.parallel.model) for one in (resumed, inherited)]
+
+
+@pytest.mark.dist
+def test_the_updates_that_adam_counts_go_on_in_a_resumed_run_and_in_an_heir(
+    logs: Path, processes: Processes, tmp_path: Path
+) -> None:
+    config = runs.small("dlrm.demo", logs, "--max-steps", "2")
+    heir = runs.small(
+        "dlrm.demo", logs, "--inherit.path", str(tmp_path / "run"), "--inherit.policy", "naive"
+    )
+    (counts,) = processes.run(_go_on, config, tmp_path / "run", heir, world_size=1)
+    assert counts == [5 + 2, 5 + 2]  # what a checkpoint after two steps holds
