@@ -132,10 +132,11 @@ def dies_evaluating(place: Place) -> str:
 
 def _other_ranks(place: Place, ranks: int, *words: str) -> str:
     """Go on after a kill with `ranks` ranks and check the rows of both epochs."""
-    place.fail(at(3, "kill", 1))
-    expect(place.steps[-1] == "step-2", f"newest checkpoint: {place.steps}")
+    place.fail(at(4, "kill", 1))  # the save after step 4 has waited for that after step 2
+    expect(place.steps and place.steps[-1] in ("step-2", "step-4"), f"steps: {place.steps}")
+    kept = int(place.steps[-1].rpartition("-")[2])
     place.finish(*words, ranks=ranks)
-    seen = job.rows_seen(place.output, [(2, 2), (10**9, ranks)])
+    seen = job.rows_seen(place.output, [(kept, 2), (10**9, ranks)])
     expect(seen == place.harness.reference()["rows"], "some rows were lost or trained twice")
     return f"{sum(seen[0].values()):,} + {sum(seen[1].values()):,} rows, each once an epoch"
 
@@ -401,7 +402,8 @@ def _cut(place: Place) -> Path:
     half = table.num_rows // 2
     for number, part in enumerate((table.slice(0, half), table.slice(half))):
         pq.write_table(part, day / f"part-{number}.parquet")
-    place.fail(at(3, "kill", 1), logs=logs)
+    place.fail(at(4, "kill", 1), logs=logs)
+    expect(place.steps, "expected a checkpoint in the middle of the epoch")
     return day
 
 
@@ -604,16 +606,23 @@ def two_jobs(place: Place) -> str:
 
 
 def _launched(place: Place, command: list[str]) -> str:
-    """Run the job under a launcher that restarts it once; return what it said."""
+    """Run the job under a launcher that restarts it once."""
     kill = at(5, "kill", 1)
     arguments = [str(place.harness.logs), str(place.output), [], [kill]]
     script = place.folder / "job.py"
     script.write_text(
         f"import sys\nfrom tests.faults.job import main\nsys.exit(main(*{arguments!r}))\n"
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return _restarted(place, [*command, str(script)], kill)
+
+
+def _restarted(place: Place, command: list[str], kill: dict[str, Any]) -> str:
+    """Run a launcher's command, in which a rank is killed once, and check what it said."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if "torchx.cli.main" not in command:
+        environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
-        [*command, str(script)],
+        command,
         cwd=place.folder,
         env=environment,
         capture_output=True,
@@ -635,3 +644,23 @@ def under_torchrun(place: Place) -> str:
     """The job restarts by itself from the newest checkpoint and says so; the result is the same."""
     words = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
     return _launched(place, [sys.executable, "-m", "torch.distributed.run", *words])
+
+
+@fault("SIGKILL of a rank under torchx run, two nodes")
+def under_torchx(place: Place) -> str:
+    """The job restarts by itself from the newest checkpoint and says so; the result is the same."""
+    # torchx starts local nodes in the current folder: there the trainer is this job.
+    (place.folder / "trainer").mkdir()
+    kill = at(5, "kill", 1)
+    arguments = [str(place.harness.logs), str(place.output), [], [kill]]
+    lines = [
+        "import sys",
+        "sys.path[0] = " + repr(str(ROOT)),
+        "from tests.faults.job import main",
+        f"sys.exit(main(*{arguments!r}))",
+    ]
+    (place.folder / "trainer" / "train.py").write_text("\n".join(lines) + "\n")
+    component = f"{ROOT / 'deploy' / 'components.py'}:train"
+    words = ["--recipe", "job", "-j", "2x1", "--max_retries", "1", "--output", "run"]
+    command = [sys.executable, "-m", "torchx.cli.main", "run", "-s", "local_cwd", component, *words]
+    return _restarted(place, command, kill)

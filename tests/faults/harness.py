@@ -239,8 +239,11 @@ class Place:
         """Return losses and metrics of the finished run."""
         metrics = json.loads((self.output / "metrics.json").read_text())
         kept = ("auc", "logloss", "calibration", "rows", "train_rows", "steps")
+        lines = (self.output / "curves.jsonl").read_text().splitlines()
+        curve = [json.loads(line) for line in lines]
         return {
             "losses": runs.losses(self.output),
+            "curve": [[point[name] for name in ("auc", "learning_rate")] for point in curve],
             "metrics": {name: metrics[name] for name in kept},
         }
 
@@ -248,6 +251,7 @@ class Place:
         """Check that the finished run is bit by bit what the undisturbed one is; say so."""
         own, reference = self.result(), self.harness.reference()
         expect(own["losses"] == reference["losses"], f"losses differ: {own} {reference}")
+        expect(own["curve"] == reference["curve"], f"running AUC, rates: {own} {reference}")
         expect(own["metrics"] == reference["metrics"], f"metrics differ: {own} {reference}")
         rows = job.rows_seen(self.output, [(10**9, 2)])
         expect(rows == reference["rows"], "not the same rows")

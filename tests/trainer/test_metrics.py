@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
-from trainer.auc import ScoreDistribution, rank_keys
+from trainer.auc import BUFFER_ROWS, MAX_BINS, ScoreDistribution, rank_keys
 from trainer.gauc import NO_USER, GroupedRows
 from trainer.metrics import EPSILON, Metrics, undefined
 from trainer.window import Window
@@ -139,6 +139,20 @@ def test_auc_keeps_its_bound_when_scores_no_longer_fit(name, max_bins):
     error = abs(distribution.auc() - roc_auc_score(labels, scores))
     assert error <= 0.75 * distribution.tolerance
     assert 0.75 * ScoreDistribution().tolerance < 1e-5
+
+
+def test_what_an_auc_holds_is_bounded_whatever_the_number_of_rows():
+    """A billion rows are 1,900 buffers; what is held after each is bounded by the same numbers."""
+    row_bytes, bin_bytes = 4 + 8 + 8, 32
+    assert bin_bytes * MAX_BINS + row_bytes * BUFFER_ROWS < 64 * 2**20
+    rng = np.random.default_rng(5)
+    small = ScoreDistribution(max_bins=2**10, buffer_rows=2**9)
+    for number in range(400):  # ever new scores, ever more crowded
+        scores = (0.5 + (rng.random(300) - 0.5) / (1 + number)).astype(np.float32)
+        labels = (rng.random(300) < scores).astype(np.float64)
+        small.add(scores, labels, 1 - labels)
+        assert small.state_bytes <= bin_bytes * 2**10 + row_bytes * (2**9 + 300)
+    assert small.auc() > 0.5
 
 
 def test_auc_of_three_million_distinct_scores_is_within_one_in_a_million():
