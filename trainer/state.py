@@ -63,9 +63,10 @@ class TrainState:
         """
         tensors = {**self.tensors(), **(more or {})}
         names = checkpoint.tensor_names(path)
-        tensors["random"] = {
-            name: value for name, value in tensors["random"].items() if f"random.{name}" in names
-        }
+        random_states = tensors.pop("random")
+        known = {name: value for name, value in random_states.items() if f"random.{name}" in names}
+        if known:
+            tensors["random"] = known
         checkpoint.load(tensors, path)
         self.put(tensors)
 

@@ -147,7 +147,7 @@ def on_one_rank(place: Place) -> str:
     return _other_ranks(place, 1)
 
 
-@fault("SIGKILL, then three ranks in place of two")
+@fault("SIGKILL, then three ranks in place of two", quick=True)
 def on_three_ranks(place: Place) -> str:
     """Every row is trained exactly once an epoch."""
     return _other_ranks(place, 3)
@@ -591,7 +591,7 @@ def clock_jumps(place: Place) -> str:
     return place.equals_reference()
 
 
-@fault("two jobs on one output folder", quick=True)
+@fault("two jobs on one output folder")
 def two_jobs(place: Place) -> str:
     """The second is refused by name; the first is the undisturbed run."""
     stop = at(4, "stop", 0)
