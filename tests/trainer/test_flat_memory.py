@@ -8,7 +8,7 @@ import pytest
 from tests.support import runs
 from trainer.loop import Trainer
 
-STEPS = 150
+STEPS = 100
 
 
 @pytest.mark.dist
