@@ -12,6 +12,7 @@ tried in its turn. The last one of a run must succeed.
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -78,7 +79,8 @@ class Saver:
         started = time.monotonic()
         self.wait()
         self._step = step
-        content = {**manifest, "saved": time.time()}
+        # As it is now: the run goes on changing what it has handed over.
+        content = {**copy.deepcopy(dict(manifest)), "saved": time.time()}
         if self._copies is None:
             self._copies = self._has_room(tensors)
         if self._copies:

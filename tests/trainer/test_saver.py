@@ -43,14 +43,17 @@ def test_training_goes_on_with_other_values_while_those_of_the_step_are_written(
     monkeypatch.setattr(checkpoint, "save", slow)
     writes = saver_of(tmp_path, runtime, [])
     weight = torch.ones(3)
-    writes.save({"w": weight}, 1, {})
+    losses = [0.5]
+    writes.save({"w": weight}, 1, {"losses": losses})
     assert writes.busy and writes.stalled_seconds < 5
     weight += 1  # training
+    losses.append(0.4)
     go.set()
     writes.wait(last=True)
     found = torch.zeros(3)
     checkpoint.load({"w": found}, tmp_path / "step-1")
     assert found.tolist() == [1, 1, 1]
+    assert read_manifest(tmp_path / "step-1")["losses"] == [0.5]
     writes.save({"w": weight}, 2, {})
     writes.wait()
     checkpoint.load({"w": found}, tmp_path / "step-2")
