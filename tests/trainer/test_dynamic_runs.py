@@ -19,7 +19,7 @@ from tests.support.training import Recipe, Session
 from trainer import checkpoint
 from trainer.config import TrainConfig
 from trainer.loop import Trainer
-from trainer.parallelize import Pipeline
+from trainer.pipeline import Pipeline
 from trainer.precision import PrecisionConfig
 from trainer.runtime import Runtime
 from trainer.state import TrainState
