@@ -163,9 +163,9 @@ def night(runtime: Runtime, config: TrainConfig, output: Path) -> tuple[Parts, P
     start = parts_of(trainer.parallel.model)
     evaluate, before = trainer._evaluate, []
 
-    def noting() -> dict[str, Any]:
+    def noting(keep: bool) -> dict[str, Any]:
         before.append(parts_of(trainer.parallel.model))
-        return evaluate()
+        return evaluate(keep)
 
     trainer._evaluate = noting
     trainer.fit()
