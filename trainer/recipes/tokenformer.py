@@ -52,8 +52,7 @@ def globo() -> TrainConfig:
 
 
 def criteo() -> TrainConfig:
-    """TokenFormer on a Criteo log, which has no history: one full layer, three fields beside the
-    target."""
+    """TokenFormer on a Criteo log: no history, one full layer, three fields beside the target."""
     config = protocols.criteo("tokenformer.criteo", _fields_alone(("I1", "I2", "I3"), num_layers=1))
     return _faster(config, 4e-3)
 
