@@ -75,7 +75,7 @@ class Zygote:
     def close(self) -> None:
         """End it."""
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()  # which closes the pipes, too
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
