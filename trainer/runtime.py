@@ -11,20 +11,26 @@ from __future__ import annotations
 import logging
 import os
 import random
+import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 # Seeds that NumPy, torch and the loader all take as they are.
 _MAX_SEED = 2**32 - 1
 # Above it, the milliseconds of a timeout overflow in the libraries below.
 _MAX_TIMEOUT_SECONDS = 30 * 86_400.0
 _MAX_THREADS = 1024
+# How often rank 0 looks who has come.
+_LOOK_SECONDS = 0.02
 
 
 class RunError(RuntimeError):
@@ -219,9 +225,13 @@ def _join(rank: int, world_size: int, device: torch.device, timeout_seconds: flo
         )
         return
     try:
+        store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timeout))
+        store.set_timeout(timeout)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            store = fresh_part(store, rank, world_size, timeout_seconds)
         dist.init_process_group(
             backend,
-            init_method="env://",
+            store=store,
             rank=rank,
             world_size=world_size,
             timeout=timeout,
@@ -236,6 +246,39 @@ def _join(rank: int, world_size: int, device: torch.device, timeout_seconds: flo
             f"MASTER_PORT within {timeout_seconds:g} s ({str(error).partition(chr(10))[0]}); check "
             "the address and that all ranks started"
         ) from error
+
+
+def fresh_part(store: Any, rank: int, world_size: int, timeout_seconds: float) -> Any:
+    """Return a part of a launcher's store that only this start of the ranks uses.
+
+    torchrun keeps one store over all restarts: whoever comes first would read in it where the
+    others listened before they died. Its count of restarts may differ between nodes. So rank 0
+    thinks of a name and tells it to each rank under a word that this rank has just thought of;
+    what an earlier start has left there is answered too, and read by nobody.
+
+    Raises:
+        RuntimeError: a rank did not come in time.
+    """
+    if rank:
+        word = uuid.uuid4().hex
+        store.set(f"asks/{rank}", word)
+        name = store.get(f"told/{word}").decode()
+        store.set(f"{name}/here/{rank}", "")
+        return PrefixStore(name, store)
+    name, told = uuid.uuid4().hex, dict[int, str]()
+    missing, deadline = set(range(1, world_size)), time.monotonic() + timeout_seconds
+    while missing:
+        for other in sorted(missing):
+            word = store.get(f"asks/{other}").decode() if store.check([f"asks/{other}"]) else ""
+            if told.get(other, "") != word:
+                told[other] = word
+                store.set(f"told/{word}", name)
+            if store.check([f"{name}/here/{other}"]):
+                missing.remove(other)
+        if missing and time.monotonic() > deadline:
+            raise RuntimeError(f"ranks {sorted(missing)} did not come")
+        time.sleep(_LOOK_SECONDS if missing else 0.0)
+    return PrefixStore(name, store)
 
 
 def _seed(seed: int) -> None:

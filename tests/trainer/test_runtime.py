@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.processes import Processes, _free_port
-from trainer.runtime import Runtime, RuntimeConfig, start
+from trainer.runtime import Runtime, RuntimeConfig, fresh_part, start
 
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -156,6 +157,24 @@ def _quit_at_once(runtime: Runtime) -> int:
 
 
 @pytest.mark.dist
+def test_ranks_that_a_launcher_starts_again_find_nothing_of_the_earlier_start() -> None:
+    """torchrun's store outlives them, with the addresses at which the dead ones listened."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
+
+    def join(rank: int) -> Any:
+        client = dist.TCPStore("127.0.0.1", server.port, is_master=False)  # pyright: ignore[reportPrivateImportUsage]
+        return fresh_part(client, rank, 3, 60.0)
+
+    for attempt in ("0", "1", "2"):
+        with ThreadPoolExecutor(3) as pool:
+            parts = list(pool.map(join, (2, 1, 0)))
+        assert not any(part.check(["address"]) for part in parts)
+        parts[2].set("address", attempt)
+        assert [part.get("address").decode() for part in parts] == [attempt] * 3
+    with pytest.raises(RuntimeError, match=r"ranks \[1, 2\] did not come"):
+        fresh_part(server, 0, 3, 0.1)
+
+
 def test_a_rank_that_leaves_at_once_does_not_break_the_meeting(processes: Processes) -> None:
     for _ in range(5):
         assert processes.run(_quit_at_once) == [0, 1]
