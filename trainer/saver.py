@@ -125,7 +125,11 @@ class Saver:
         """Note the metrics of the checkpoint written last, and keep it if it is among the best."""
         self.wait()
         if self._runtime.is_first and self._error is None and self.written_step >= 0:
-            note_metrics(self.directory / f"step-{self.written_step}", metrics)
+            path = self.directory / f"step-{self.written_step}"
+            try:
+                note_metrics(path, metrics)
+            except Exception as error:  # of any file system; the other ranks go on
+                self._say(f"{path}: its metrics cannot be noted beside it ({error})", True)
             self._prune()
 
     def _has_room(self, tensors: Mapping[str, Any]) -> bool:
@@ -162,7 +166,7 @@ class Saver:
                 config.keep_every_hours,
                 config.best_metric,
             )
-        except OSError as error:
+        except Exception as error:  # of any file system
             self._say(f"{self.directory}: old checkpoints cannot be removed ({error})", True)
 
     def _conclude(self) -> None:

@@ -120,6 +120,28 @@ def test_metrics_are_noted_beside_the_checkpoint_they_are_of_and_the_best_stays(
     assert read_manifest(tmp_path / "step-3")["saved"] > 1e9
 
 
+def test_metrics_that_cannot_be_noted_and_checkpoints_that_stay_cost_no_run(
+    tmp_path, runtime, monkeypatch
+):
+    said: list[str] = []
+    writes = saver_of(tmp_path, runtime, said, keep=1)
+    writes.save({"w": torch.ones(3)}, 1, {})
+    writes.wait()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def away(*_):
+        raise ConnectionError("no answer")
+
+    monkeypatch.setattr(saver, "note_metrics", full)
+    monkeypatch.setattr(saver, "prune", away)
+    writes.evaluated({"auc": 0.8})
+    assert "step-1: its metrics cannot be noted" in said[0] and "No space left" in said[0]
+    assert "old checkpoints cannot be removed (no answer)" in said[-1]
+    writes.wait(last=True)
+
+
 def test_a_copy_has_every_kind_of_tensor_and_reuses_its_memory(runtime):
     mesh = init_device_mesh("cpu", (1,))
     sharded = distribute_tensor(torch.arange(8.0).view(4, 2), mesh, [Shard(0)])
