@@ -128,7 +128,8 @@ def recover(directory: Folder) -> None:
                     _remove(path)
                 else:
                     with contextlib.suppress(ValueError):  # named when it is opened
-                        _remove_other_data(path, read_manifest(path)["data"])
+                        # One that was copied from a disk names no folder: its files are beside it.
+                        _remove_other_data(path, read_manifest(path).get("data", ""))
         return
     if not directory.is_dir():
         return

@@ -97,6 +97,18 @@ def test_what_has_no_manifest_is_no_checkpoint_and_is_removed_by_the_next_run(fo
     assert names(folder) == ["step-3"]
 
 
+def test_a_checkpoint_that_was_copied_from_a_disk_is_recovered_and_read(folder, tmp_path):
+    local = checkpoint.save(tensors(6.0), tmp_path, 6, {})
+    for file in local.iterdir():
+        with (folder / "step-6" / file.name).open("wb") as copied:
+            copied.write(file.read_bytes())
+    recover(folder)
+    assert complete(folder) == [folder / "step-6"] and loaded(folder / "step-6") == 6.0
+    checkpoint.save(tensors(7.0), folder, 6, {})
+    recover(folder)
+    assert loaded(folder / "step-6") == 7.0
+
+
 def test_the_best_and_the_protected_stay_behind_a_url_too(folder):
     for step in (1, 2, 3, 4):
         path = checkpoint.save(tensors(float(step)), folder, step, {"saved": float(step)})
