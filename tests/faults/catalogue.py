@@ -205,7 +205,7 @@ def interrupted(place: Place) -> str:
     return place.equals_reference()
 
 
-@fault("a rank that hangs", quick=True)
+@fault("a rank that hangs")
 def hangs(place: Place) -> str:
     """Both ranks print their stacks and fail; resumed, the run is the undisturbed one."""
     ranks = place.fail(at(5, "hang", 1), "--runtime.hang-seconds", "8")
@@ -328,11 +328,10 @@ def random_moments(place: Place) -> str:
             duration = time.monotonic() - started
             continue
         rank = one.start_tiny()
-        rank_seconds = draw.uniform(0.0, duration)
-        time.sleep(rank_seconds)
+        time.sleep(draw.uniform(0.0, duration))
         os.kill(rank.pid, signal.SIGKILL)
-        (code,) = one.wait([rank])
-        if code != -signal.SIGKILL:
+        one.wait([rank])
+        if (one.folder / "metrics.json").exists():  # it was over: that was no kill of a saving run
             continue
         hits += 1
         steps.add(_kept(one))
@@ -345,23 +344,19 @@ def random_moments(place: Place) -> str:
 
 def _each_write(place: Place, folder: Callable[[Place], str], counts: list[int], **env: str) -> str:
     """Kill a saving run at the writes numbered `counts` and go on each time."""
-    reference, fired = place.harness.tiny_reference(), 0
+    reference = place.harness.tiny_reference()
     for count in counts:
         one = place.harness.place(f"{place.folder.name}-{count}")
         write = {"name": "write", "kind": "write", "rank": None, "count": count}
         first = one.tiny(write, folder=folder(one), **env)
-        if not one.fired(write):
-            expect(first.code == 0, one.tail([first]))
-            break
-        fired += 1
+        expect(one.fired(write), f"the kill at write {count} did not fire: {one.tail([first])}")
         expect(first.code == -signal.SIGKILL, one.tail([first]))
         if folder(one) == str(one.folder / "checkpoints"):
             _goes_on(one, _kept(one))
         end = one.tiny(folder=folder(one), **env)
         expect(end.code == 0, one.tail([end]))
         expect(tiny.metrics(one.folder) == reference, "other metrics")
-    expect(fired, "no kill fired")
-    return f"{fired} writes; every final metric equal"
+    return f"{len(counts)} writes; every final metric equal"
 
 
 @fault("SIGKILL at each write of the first checkpoints")
@@ -498,7 +493,7 @@ def _damaged(place: Place, damage: Callable[[Path], object], *names: str) -> str
     return f"named; from the older one {place.equals_reference()}"
 
 
-@fault("a manifest is cut short", quick=True)
+@fault("a manifest is cut short")
 def manifest_cut(place: Place) -> str:
     """It is named; the older checkpoint gives the undisturbed run."""
     return _damaged(
@@ -649,13 +644,16 @@ def under_torchrun(place: Place) -> str:
 @fault("SIGKILL of a rank under torchx run, two nodes")
 def under_torchx(place: Place) -> str:
     """The job restarts by itself from the newest checkpoint and says so; the result is the same."""
-    # torchx starts local nodes in the current folder: there the trainer is this job.
+    # torchx starts local nodes in the current folder: there the trainer is this job, which then
+    # takes the true one in its place.
     (place.folder / "trainer").mkdir()
+    (place.folder / "trainer" / "__init__.py").touch()
     kill = at(5, "kill", 1)
     arguments = [str(place.harness.logs), str(place.output), [], [kill]]
     lines = [
         "import sys",
         "sys.path[0] = " + repr(str(ROOT)),
+        "del sys.modules['trainer']",
         "from tests.faults.job import main",
         f"sys.exit(main(*{arguments!r}))",
     ]
