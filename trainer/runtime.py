@@ -141,7 +141,7 @@ def start(config: RuntimeConfig | None = None) -> Runtime:
         torch.set_num_threads(config.num_threads)
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-    _join(rank, world_size, device, config.timeout_seconds)
+    restarts = _join(rank, world_size, device, config.timeout_seconds)
     _seed(config.seed)
     # TorchRec's first batch makes torch warn, on every rank, of a function that it does not call.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
@@ -152,7 +152,7 @@ def start(config: RuntimeConfig | None = None) -> Runtime:
         local_world_size=local_world_size,
         device=device,
         seed=config.seed,
-        restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        restarts=restarts,
     )
 
 
@@ -212,8 +212,13 @@ def _choose_device(wanted: str, local_rank: int) -> torch.device:
     return device
 
 
-def _join(rank: int, world_size: int, device: torch.device, timeout_seconds: float) -> None:
-    """Join the default process group; a lone process needs no address."""
+def _restarts() -> int:
+    """Return how often this process's launcher says that it has started the ranks again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def _join(rank: int, world_size: int, device: torch.device, timeout_seconds: float) -> int:
+    """Join the default process group and return the restarts; a lone process needs no address."""
     timeout = timedelta(seconds=timeout_seconds)
     # Host decisions and checkpoints use gloo; tensors on a GPU use NCCL.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -223,7 +228,7 @@ def _join(rank: int, world_size: int, device: torch.device, timeout_seconds: flo
         dist.init_process_group(
             backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=bound
         )
-        return
+        return _restarts()
     try:
         store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timeout))
         store.set_timeout(timeout)
@@ -239,13 +244,16 @@ def _join(rank: int, world_size: int, device: torch.device, timeout_seconds: flo
         )
         # Nobody goes on before all are connected: a rank that fails at once (bad data, say) would
         # close a connection that another is still making, which then reports that instead.
-        dist.all_reduce(torch.zeros(1))
+        # One node counts a failure as a restart, another as nodes that have changed.
+        count = torch.tensor(_restarts())
+        dist.all_reduce(count, op=dist.ReduceOp.MAX)
     except RuntimeError as error:
         raise RunError(
             f"process group: rank {rank} of {world_size} could not meet the others at MASTER_ADDR:"
             f"MASTER_PORT within {timeout_seconds:g} s ({str(error).partition(chr(10))[0]}); check "
             "the address and that all ranks started"
         ) from error
+    return int(count)
 
 
 def fresh_part(store: Any, rank: int, world_size: int, timeout_seconds: float) -> Any:

@@ -150,13 +150,6 @@ def test_two_ranks_meet(processes: Processes) -> None:
     assert processes.run(_describe) == [(0, 2, True, 3.0, 1), (1, 2, False, 3.0, 1)]
 
 
-def _quit_at_once(runtime: Runtime) -> int:
-    """Leave the group as soon as it is there, as a rank does that finds its data bad."""
-    runtime.stop()
-    return runtime.rank
-
-
-@pytest.mark.dist
 def test_ranks_that_a_launcher_starts_again_find_nothing_of_the_earlier_start() -> None:
     """torchrun's store outlives them, with the addresses at which the dead ones listened."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
@@ -175,6 +168,29 @@ def test_ranks_that_a_launcher_starts_again_find_nothing_of_the_earlier_start() 
         fresh_part(server, 0, 3, 0.1)
 
 
+def _start_again(runtime: Runtime, port: int) -> int:
+    """Return the restarts that this rank knows of; its launcher has counted as many as its rank."""
+    runtime.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MASTER_PORT", str(port))
+        patch.setenv("TORCHELASTIC_RESTART_COUNT", str(runtime.rank))
+        again = start(RuntimeConfig(device="cpu"))
+    again.stop()
+    return again.restarts
+
+
+@pytest.mark.dist
+def test_all_ranks_know_of_a_restart_that_one_launcher_has_counted(processes: Processes) -> None:
+    assert processes.run(_start_again, _free_port()) == [1, 1]
+
+
+def _quit_at_once(runtime: Runtime) -> int:
+    """Leave the group as soon as it is there, as a rank does that finds its data bad."""
+    runtime.stop()
+    return runtime.rank
+
+
+@pytest.mark.dist
 def test_a_rank_that_leaves_at_once_does_not_break_the_meeting(processes: Processes) -> None:
     for _ in range(5):
         assert processes.run(_quit_at_once) == [0, 1]
