@@ -13,7 +13,7 @@ import tempfile
 import textwrap
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.faults.catalogue import FAULTS, Fault
@@ -76,8 +76,9 @@ def main() -> int:
         try:
             harness.reference()
             with ThreadPoolExecutor(given.jobs) as pool:
-                results = pool.map(lambda item: inject(harness, *item), chosen)
-                for (_, fault), (held, got, seconds) in zip(chosen, results, strict=True):
+                running = {pool.submit(inject, harness, *item): item[1] for item in chosen}
+                for done in as_completed(running):
+                    fault, (held, got, seconds) = running[done], done.result()
                     good += held
                     print(row(fault.name, fault.expected, f"{got} [{seconds:.0f} s]"), flush=True)
         finally:
