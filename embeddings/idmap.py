@@ -295,7 +295,7 @@ class IdMap(ManagedCollisionModule):
         """Let go of the ids that were not seen for too long."""
         config = self.config
         if config.ttl_days:
-            if self.day <= self._swept:
+            if self.day == self._swept:  # days may go back: another epoch, or a replay
                 return
             self._swept = self.day
             old = (self.seen >> STEP_BITS) < self.day - config.ttl_days

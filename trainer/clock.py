@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The log's day for dynamic tables that let go of ids by days, the same on all ranks.
 
-A rank's batch knows its own latest day; where a day ends, ranks may differ by one. The latest of
-all counts, so that a table does not depend on how many ranks share it. Logs without time, and
-tables without `ttl_days`, cost nothing here.
+A rank's batch knows the day of its middle row; where a day ends, ranks may differ by one. The
+latest of all counts, so that a table does not depend on how many ranks share it. Logs without time,
+and tables without `ttl_days`, cost nothing here.
 
 Shapes: R ranks.
 """
@@ -16,6 +16,8 @@ from torch import nn
 
 from embeddings.collection import EmbeddingLayer
 from models.batch import Batch
+
+_FIRST_DAY, _LAST_DAY = 7_305, 47_481  # 1990-01-01 and 2099-12-31, as ingestion allows
 
 
 class Clock:
@@ -40,7 +42,7 @@ class Clock:
         """Set the day of `batch`. Collective in training.
 
         Raises:
-            ValueError: no rank's rows have a day.
+            ValueError: no rank's rows have a day, or it lies before 1990 or after 2099.
         """
         if not self._tables or not self._layer.training:
             return
@@ -53,5 +55,11 @@ class Clock:
                 f"schema: tables {self._tables} have dynamic.ttl_days, and the log has no days; "
                 "name the schema's timestamp column, write the log in partitions dt=YYYY-MM-DD, or "
                 "use ttl_steps"
+            )
+        if not _FIRST_DAY <= latest <= _LAST_DAY:
+            raise ValueError(
+                f"schema.timestamp: tables {self._tables} have dynamic.ttl_days, and the rows' day "
+                f"is {latest:,} days after 1970-01-01, which is not between 1990 and 2099; times "
+                "are milliseconds since 1970, or timestamps"
             )
         self._layer.set_day(latest)

@@ -207,7 +207,11 @@ def _layout(schema: Mapping[str, Any]) -> dict[str, list[str]]:
     pooled = [one["name"] for one in schema["sparse"] if one["kind"] != "sequence"]
     found = {
         "fields": [*pooled, *(one["name"] for one in schema["dense"])],
-        "dense features": [one["name"] for one in schema["dense"]],
+        # A weight that has learnt a number's logarithm does not fit the number.
+        "dense features": [
+            f"{one['name']} ({one['transform']}{', standardize' * one['standardize']})"
+            for one in schema["dense"]
+        ],
         "labels": [one["name"] for one in schema["labels"]],
     }
     for one in schema["sparse"]:

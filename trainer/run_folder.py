@@ -6,11 +6,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from trainer.cadence import CheckpointConfig
 from trainer.config import TrainConfig, config_from_dict, to_dict, write_config
 from trainer.manifest import complete, recover
 from trainer.runtime import Runtime
@@ -26,7 +28,9 @@ INHERITED = "inherit.json"
 CHECKPOINTS = "checkpoints"
 # What may differ between a run and its continuation: it changes no result.
 _FREE = {
-    *("log", "checkpoint", "loader.num_workers", "loader.prefetch_windows", "loader.pin_memory"),
+    # When and how checkpoints are kept, but not where: those of another run would be taken over.
+    *(f"checkpoint.{one.name}" for one in fields(CheckpointConfig) if one.name != "folder"),
+    *("log", "loader.num_workers", "loader.prefetch_windows", "loader.pin_memory"),
     *("runtime.timeout_seconds", "runtime.hang_seconds"),
     # Who holds dense weights; checkpoints hold them whole, by name.
     *("parallel.dense", "parallel.zero", "parallel.bucket_megabytes"),

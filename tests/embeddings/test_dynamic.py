@@ -194,6 +194,26 @@ def test_ids_leave_when_the_log_has_not_shown_them_for_more_than_ttl_days() -> N
     assert held(table) == {2, 3, 4, 5}
 
 
+def test_ids_leave_by_the_day_of_a_second_pass_over_the_log_too_with_or_without_a_resume() -> None:
+    table, resumed = a_map(eviction="ttl", ttl_days=2), a_map(eviction="ttl", ttl_days=2)
+    for day in [*range(100, 110), *range(100, 110)]:
+        feed(table, [2 * day, 2 * day + 1], day=day)
+        feed(resumed, [2 * day, 2 * day + 1], day=day)
+        if day == 107:
+            resumed.load_state_dict({**resumed.state_dict()})
+            resumed.validate_state()
+    # Of the days before 107 the second pass has let go; what it has not reached again stays.
+    assert (
+        held(table)
+        == held(resumed)
+        == {id for day in (107, 108, 109) for id in (2 * day, 2 * day + 1)}
+    )
+    far = a_map(eviction="ttl", ttl_days=1)
+    for day in (100, 47_000, 101, 102, 103, 104):
+        feed(far, [day], day=day)
+    assert held(far) == {103, 104, 47_000}, "one wrong day does not end expiry"
+
+
 def test_ids_leave_after_ttl_steps_where_a_log_has_no_time() -> None:
     table = a_map(eviction="ttl", ttl_steps=16)
     feed(table, [1])

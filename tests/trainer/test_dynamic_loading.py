@@ -95,12 +95,16 @@ def test_padding_rows_hold_missing_ids() -> None:
     assert values(batch)["item"][3:] == [MISSING_ID] * 2 and values(batch)["user"][3:] == [0, 0]
 
 
-def test_a_batch_knows_its_latest_day_from_the_timestamp() -> None:
-    assert to_batch(records(), schema(timestamp="ts")).day == 20_001
+def test_a_batch_knows_the_day_of_its_middle_row_from_the_timestamp() -> None:
+    assert to_batch(records(), schema(timestamp="ts")).day == 20_000
     times = pa.array([date(2026, 1, 1), date(2026, 1, 3), date(2026, 1, 2)]).cast(
         pa.timestamp("us")
     )
-    assert to_batch(records(ts=times), schema(timestamp="ts")).day == 20_456
+    assert to_batch(records(ts=times), schema(timestamp="ts")).day == 20_455
+    wrong = pa.array([date(2026, 1, 1), date(2098, 1, 1), date(2026, 1, 1)]).cast(
+        pa.timestamp("us")
+    )
+    assert to_batch(records(ts=wrong), schema(timestamp="ts")).day == 20_454
 
 
 def test_without_a_timestamp_the_day_is_the_partitions(tmp_path: Path) -> None:
@@ -130,12 +134,15 @@ def test_a_log_without_any_time_is_refused_by_tables_that_count_days() -> None:
     batch = to_batch(records(), schema())
     with pytest.raises(ValueError, match=r"\['item'\] have dynamic.ttl_days, and the log has no"):
         clock.set(batch)
-    clock.set(dataclasses.replace(batch, day=5))
+    for day in (5, 20_454_000):  # seconds or microseconds taken for milliseconds
+        with pytest.raises(ValueError, match=r"schema.timestamp: .* not between 1990 and 2099"):
+            clock.set(dataclasses.replace(batch, day=day))
+    clock.set(dataclasses.replace(batch, day=20_454))
     assert (
         next(iter(model.embeddings.dynamic.values()))
         .get_submodule("_managed_collision_collection._managed_collision_modules.item")
         .day
-        == 5
+        == 20_454
     )  # type: ignore[attr-defined]
 
 

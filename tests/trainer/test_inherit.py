@@ -299,7 +299,9 @@ def test_features_that_were_exchanged_are_told_apart_from_added_ones():
     assert not problem(sparse=sparse[1:])
     assert "fields have changed" in problem(sparse=[added, *sparse[1:]])
     assert "reordered" in problem(sparse=[sparse[1], sparse[0], *sparse[2:]])
-    other = {"name": "other"}
+    other = {**dense[0], "name": "other"}
+    changed = {**dense[0], "transform": "none", "standardize": True}
+    assert "dense features have changed" in problem(dense=[changed, *dense[1:]])
     assert "dense features have changed" in problem(sparse=sparse[1:], dense=[*dense[1:], other])
     sliced = {"model": {"tokenizer": {"num_tokens": 4}}, "schema": {**old["schema"]}}
     sliced["schema"]["sparse"] = sparse[1:]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The folder of a run belongs to one process at a time, and says what is wrong with it."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -83,3 +84,13 @@ def test_a_run_of_a_version_without_a_setting_is_resumed_with_the_settings_defau
     (output / CONFIG).write_text(json.dumps({**values, "epochs": 7, "colour": "red"}))
     with pytest.raises(ValueError, match=r"colour: 'red', now None; .*epochs: 7, now 1"):
         claim(output, config, runtime)
+
+
+def test_a_run_never_takes_over_the_checkpoints_of_another(tmp_path, runtime):
+    output, config = tmp_path / "run", load_recipe(RECIPE)
+    claim(output, config, runtime)
+    moved = dataclasses.replace(config.checkpoint, folder=str(tmp_path / "other"))
+    with pytest.raises(ValueError, match=r"checkpoint.folder: '', now '.*other'"):
+        claim(output, dataclasses.replace(config, checkpoint=moved), runtime)
+    kept = dataclasses.replace(config.checkpoint, keep=5)
+    assert claim(output, dataclasses.replace(config, checkpoint=kept), runtime) is None

@@ -30,7 +30,7 @@ from trainer.data.transforms import (
     dense_matrix,
     dynamic_ids,
     label_matrices,
-    latest_day,
+    middle_day,
     table_rows,
 )
 
@@ -164,7 +164,7 @@ class Collator:
             weights=weights,
             groups=self._groups(columns, num_rows),
             actions=self._read_actions(columns, lists),
-            day=np.array([latest_day(columns[schema.timestamp]) if schema.timestamp else day]),
+            day=np.array([middle_day(columns[schema.timestamp]) if schema.timestamp else day]),
         )
 
     def _hash_ids(self, columns: dict[str, pa.Array], num_rows: int) -> np.ndarray:

@@ -177,7 +177,8 @@ def _of_days(
     if not kept:
         raise ValueError(
             f"{root}: expected files of days {first} to {last}, got none; days available: "
-            f"{describe_days(available)}"
+            f"{describe_days(available)}; choose among them (--data.train-days, --data.test-days "
+            "FIRST:LAST; a recipe has days of its own)"
         )
     wanted = datetime.date.fromisoformat(last) - datetime.date.fromisoformat(first)
     num_found = len({day for _, day in kept})

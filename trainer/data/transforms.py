@@ -63,13 +63,17 @@ def dynamic_ids(feature: SparseFeature, array: pa.Array) -> np.ndarray:
     return ids if missing is None else np.where(missing, MISSING_ID, ids)
 
 
-def latest_day(times: pa.Array) -> int:
-    """Return the day, since the epoch, of the latest of N times (milliseconds or timestamps)."""
+def middle_day(times: pa.Array) -> int:
+    """Return the day, since the epoch, of the median of N times (milliseconds or timestamps).
+
+    The median, because one row with a wrong date must not move the clock of a table.
+    """
     if not len(times):
         return 0
     unit = times.type.unit if pa.types.is_timestamp(times.type) else "ms"
-    latest, _ = to_integers(times, "timestamp")
-    return int(latest.max()) // (24 * _UNITS_PER_HOUR[unit])
+    values, _ = to_integers(times, "timestamp")
+    middle = (len(values) - 1) // 2
+    return int(np.partition(values, middle)[middle]) // (24 * _UNITS_PER_HOUR[unit])
 
 
 def dense_matrix(
