@@ -177,7 +177,11 @@ class Files(FileSystemBase):
                 yield stream
                 return
             counted = _Counted(stream)
-            yield counted
+            try:
+                yield counted
+            except RuntimeError as error:
+                # torch.save says only where its file stopped, not that the disk is full.
+                raise counted.error or error from None
             self.written[path.name] = [counted.size, counted.checksum]
 
     def concat_path(self, path: Any, suffix: str) -> Any:
@@ -217,13 +221,18 @@ class _Counted(io.RawIOBase):
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self.size = self.checksum = 0
+        self.error: OSError | None = None
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
         part = memoryview(data).cast("B")
-        self._stream.write(part)
+        try:
+            self._stream.write(part)
+        except OSError as error:
+            self.error = error
+            raise
         self.size, self.checksum = self.size + len(part), zlib.crc32(part, self.checksum)
         return len(part)
 
