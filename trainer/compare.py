@@ -163,7 +163,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m trainer.compare", description="Compare models; JSON on stdout."
     )
     add = parser.add_argument
-    add("models", nargs="+", type=Path, metavar="MODEL", help="two checkpoints or runs to compare; one: its own metrics, with their intervals")
+    add(
+        "models",
+        nargs="+",
+        type=Path,
+        metavar="MODEL",
+        help="two checkpoints or runs; one: its intervals",
+    )
     add("--data", required=True, help="the log's folder or file")
     add("--days", default="", help="FIRST:LAST or DAY; default: the first model's test rows")
     add("--replicates", type=int, default=200, help="of the bootstrap (default: 200)")
