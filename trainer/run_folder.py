@@ -6,13 +6,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from trainer.cadence import CheckpointConfig
 from trainer.config import TrainConfig, config_from_dict, to_dict, write_config
 from trainer.manifest import complete, recover
 from trainer.runtime import Runtime
@@ -28,9 +26,7 @@ INHERITED = "inherit.json"
 CHECKPOINTS = "checkpoints"
 # What may differ between a run and its continuation: it changes no result.
 _FREE = {
-    # When and how checkpoints are kept, but not where: those of another run would be taken over.
-    *(f"checkpoint.{one.name}" for one in fields(CheckpointConfig) if one.name != "folder"),
-    *("log", "loader.num_workers", "loader.prefetch_windows", "loader.pin_memory"),
+    *("log", "checkpoint", "loader.num_workers", "loader.prefetch_windows", "loader.pin_memory"),
     *("runtime.timeout_seconds", "runtime.hang_seconds"),
     # Who holds dense weights; checkpoints hold them whole, by name.
     *("parallel.dense", "parallel.zero", "parallel.bucket_megabytes"),
@@ -43,7 +39,10 @@ _held: dict[Path, int] = {}
 
 def checkpoints_of(output: Path, config: TrainConfig) -> Folder:
     """Return the folder of the checkpoints of the run in `output`."""
-    folder = config.checkpoint.folder
+    return _checkpoints(output, config.checkpoint.folder)
+
+
+def _checkpoints(output: Path, folder: str) -> Folder:
     return locate(folder) if folder else output / CHECKPOINTS
 
 
@@ -87,7 +86,8 @@ def _claim(output: Path, config: TrainConfig) -> Folder | None:
             f"or read it with `python -m trainer.evaluate {output} --data PATH`"
         )
     if (output / CONFIG).exists():
-        differences = _differences(_read_config(output / CONFIG), to_dict(config))
+        old = _read_config(output / CONFIG)
+        differences = _differences(old, to_dict(config)) + _moved(output, old, config)
         if differences:
             raise ValueError(
                 f"{output}: holds an unfinished run of another configuration "
@@ -98,6 +98,8 @@ def _claim(output: Path, config: TrainConfig) -> Folder | None:
         if _lock(output):
             recover(folder)
         found = complete(folder)
+        if old.get("checkpoint") != to_dict(config)["checkpoint"]:
+            _note(output, config)  # which names where checkpoints are from now on
         return found[-1] if found else None
     unfinished = f".{CONFIG}"  # left by a process that died before it had a configuration
     if output.exists() and {path.name for path in output.iterdir()} - {_LOCK, unfinished}:
@@ -114,9 +116,14 @@ def _claim(output: Path, config: TrainConfig) -> Folder | None:
         )
     output.mkdir(parents=True, exist_ok=True)
     _lock(output)
-    write_config(config, output / unfinished)
-    (output / unfinished).replace(output / CONFIG)
+    _note(output, config)
     return None
+
+
+def _note(output: Path, config: TrainConfig) -> None:
+    """Write the run's configuration, whole or not at all."""
+    write_config(config, output / f".{CONFIG}")
+    (output / f".{CONFIG}").replace(output / CONFIG)
 
 
 def _lock(output: Path) -> bool:
@@ -145,6 +152,22 @@ def _lock(output: Path) -> bool:
         return False
     _held[path] = handle
     return True
+
+
+def _moved(output: Path, old: Any, config: TrainConfig) -> list[str]:
+    """Return in which way checkpoints would be left behind, or those of another run taken over.
+
+    A run that has none may go on elsewhere, as after a full disk.
+    """
+    was, now = old.get("checkpoint", {}).get("folder", ""), config.checkpoint.folder
+    if was == now:
+        return []
+    held = [folder for folder in (was, now) if complete(_checkpoints(output, folder))]
+    return (
+        [f"checkpoint.folder: {was!r}, now {now!r}, with checkpoints in {held[0]!r}"]
+        if held
+        else []
+    )
 
 
 def _read_config(path: Path) -> Any:

@@ -88,9 +88,19 @@ def test_a_run_of_a_version_without_a_setting_is_resumed_with_the_settings_defau
 
 def test_a_run_never_takes_over_the_checkpoints_of_another(tmp_path, runtime):
     output, config = tmp_path / "run", load_recipe(RECIPE)
+
+    def within(folder, **more):
+        moved = dataclasses.replace(config.checkpoint, folder=str(folder), **more)
+        return dataclasses.replace(config, checkpoint=moved)
+
     claim(output, config, runtime)
-    moved = dataclasses.replace(config.checkpoint, folder=str(tmp_path / "other"))
-    with pytest.raises(ValueError, match=r"checkpoint.folder: '', now '.*other'"):
-        claim(output, dataclasses.replace(config, checkpoint=moved), runtime)
-    kept = dataclasses.replace(config.checkpoint, keep=5)
-    assert claim(output, dataclasses.replace(config, checkpoint=kept), runtime) is None
+    assert claim(output, within("", keep=5), runtime) is None
+    assert claim(output, within(tmp_path / "empty"), runtime) is None, "none has been written yet"
+    for now, holder in ((tmp_path / "other", "other"), ("", "empty")):
+        step = tmp_path / holder / "step-4"
+        step.mkdir(parents=True)
+        (step / "manifest.json").write_text("{}")
+        with pytest.raises(
+            ValueError, match=f"checkpoint.folder: .* with checkpoints in '.*{holder}'"
+        ):
+            claim(output, within(now), runtime)
