@@ -35,7 +35,7 @@ from pipelines.partition import read_manifests
 from pipelines.publish import Store
 from pipelines.stage import NotReadyError, Pipeline, Stage, Work
 from pipelines.tables import table
-from trainer.policies import resolve
+from trainer.policies import resolve_local
 
 REFUSED = 3
 _NAMES = ("auc", "gauc", "logloss", "ne", "calibration")
@@ -108,7 +108,7 @@ class NightlyConfig:
 
     def evaluation(self, work: Work) -> dict[str, Any]:
         """Let candidate and base predict the same rows of the date."""
-        models = [resolve(work.inputs["candidate"] / RUN)]
+        models = [resolve_local(work.inputs["candidate"] / RUN)]
         models += [self.store.checkpoint(self.base)] if self.base else []
         command = self.launch.compare(models, self.data, self.date, self.replicates)
         answer = self.launch.start(command, work.folder / launch.LOG, work.say, answers=True)
@@ -134,7 +134,7 @@ class NightlyConfig:
             "metrics": work.metrics["evaluation"]["models"][0],
             "reasons": work.metrics["verdict"]["reasons"],
         }
-        checkpoint = resolve(work.inputs["candidate"] / RUN)
+        checkpoint = resolve_local(work.inputs["candidate"] / RUN)
         with Lock(self.store.folder):  # nights of other dates, and people, move the pointer too
             self.store.keep("models" if promote else "refused", self.date, checkpoint, model)
             # Without a pointer the newest model serves, which another night may have published.

@@ -19,7 +19,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +31,7 @@ from trainer.evaluate import choose_rows, evaluate, open_checkpoint, read_config
 from trainer.failures import exit_code
 from trainer.policies import resolve
 from trainer.runtime import Runtime, start
+from trainer.storage import Folder
 
 Floats = NDArray[np.float64]
 _EPSILON = 2.0**-23
@@ -124,7 +124,7 @@ def drift(first: Rows, second: Rows, num_bins: int = 10) -> float:
 
 
 def predict(
-    path: Path, data: str, chosen: tuple[str, str], runtime: Runtime
+    path: Folder, data: str, chosen: tuple[str, str], runtime: Runtime
 ) -> tuple[dict[str, Any], Rows]:
     """Return the metrics of the model at `path` on rows of a log, and its predictions.
 
@@ -166,7 +166,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add(
         "models",
         nargs="+",
-        type=Path,
         metavar="MODEL",
         help="two checkpoints or runs; one: its intervals",
     )

@@ -17,7 +17,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -31,12 +30,14 @@ from trainer.data.loader import Loader
 from trainer.data.parquet import LogFile, check_families, days_of
 from trainer.days import describe_days
 from trainer.failures import exit_code
-from trainer.manifest import MANIFEST, RUN, complete, read_manifest
+from trainer.manifest import MANIFEST, RUN, read_manifest
 from trainer.memory import check_tables
 from trainer.metrics import Metrics, undefined
 from trainer.parallelize import ParallelConfig
 from trainer.pipeline import Pipeline
+from trainer.policies import resolve
 from trainer.runtime import Runtime, start
+from trainer.storage import Folder
 
 
 def evaluate(
@@ -113,7 +114,7 @@ class Opened(NamedTuple):
     step: int
 
 
-def read_config(path: Path) -> tuple[TrainConfig, dict[str, Any]]:
+def read_config(path: Folder) -> tuple[TrainConfig, dict[str, Any]]:
     """Return the configuration of the checkpoint at `path`, and its manifest.
 
     Raises:
@@ -126,7 +127,7 @@ def read_config(path: Path) -> tuple[TrainConfig, dict[str, Any]]:
         raise ValueError(f"{path / MANIFEST}: {error}; use the version that wrote it") from error
 
 
-def open_checkpoint(path: Path, data: str, chosen: tuple[str, str], runtime: Runtime) -> Opened:
+def open_checkpoint(path: Folder, data: str, chosen: tuple[str, str], runtime: Runtime) -> Opened:
     """Load the model of a checkpoint and open the rows of `data`. Collective.
 
     chosen: the days and the share of rows, as `choose_rows` returns them.
@@ -155,7 +156,7 @@ def open_checkpoint(path: Path, data: str, chosen: tuple[str, str], runtime: Run
     return Opened(training.pipeline, loader, config, manifest["step"])
 
 
-def evaluate_checkpoint(path: Path, data: str, days: str, runtime: Runtime) -> dict[str, Any]:
+def evaluate_checkpoint(path: Folder, data: str, days: str, runtime: Runtime) -> dict[str, Any]:
     """Return the metrics of a checkpoint's model on the rows of `data`. Collective.
 
     Raises:
@@ -178,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.evaluate", description="Evaluate a checkpoint; JSON on stdout."
     )
-    parser.add_argument("checkpoint", type=Path, help="a folder step-N, or a run's folder")
+    parser.add_argument("checkpoint", help="a folder step-N, or a run's folder; a URL, too")
     parser.add_argument("--data", required=True, help="the log's folder or file")
     parser.add_argument(
         "--days",
@@ -186,14 +187,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="FIRST:LAST or DAY; default: the run's test days; all rows of a log without days",
     )
     options = parser.parse_args(arguments)
-    path = options.checkpoint
-    newest = complete(path / "checkpoints") or complete(path)
 
     def work() -> None:
+        path = resolve(options.checkpoint)
         runtime = start()
-        metrics = evaluate_checkpoint(
-            newest[-1] if newest else path, options.data, options.days, runtime
-        )
+        metrics = evaluate_checkpoint(path, options.data, options.days, runtime)
         if runtime.is_first:
             print(json.dumps(json_ready(metrics)), flush=True)
         runtime.stop()

@@ -35,6 +35,7 @@ from trainer.moves import Move
 from trainer.policies import GROUPS, InheritConfig
 from trainer.regions import Region, RegionPlanner
 from trainer.state import TrainState, flatten
+from trainer.storage import Folder
 
 _SHOWN = 12
 _OF_TABLES = ("embeddings", "embedding_optimizer", "id_maps")
@@ -141,7 +142,7 @@ def inherit(config: InheritConfig, values: Mapping[str, Any], state: TrainState)
         matches.setdefault(group, []).append(match)
     if config.incompatible == "refuse":
         _refuse([match for found in matches.values() for match in found if match.problem])
-    regions: dict[Path, list[Region]] = {path: [] for path in sorted(opened)}
+    regions: dict[Folder, list[Region]] = {path: [] for path in sorted(opened, key=str)}
     for group, found in matches.items():
         for match in found:
             regions.get(paths[group] or Path(), []).extend(match.regions)
@@ -180,7 +181,7 @@ def group_of(name: str) -> str:
 class _Source:
     """A checkpoint that groups come from."""
 
-    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
+    def __init__(self, path: Folder, values: Mapping[str, Any]) -> None:
         self.path = path
         manifest = read_manifest(path, RUN)
         old = manifest["config"]
@@ -221,7 +222,7 @@ def _refuse(problems: Sequence[Match]) -> None:
         )
 
 
-def _left(opened: Mapping[Path, _Source], matches: Mapping[str, list[Match]]) -> Iterator[str]:
+def _left(opened: Mapping[Folder, _Source], matches: Mapping[str, list[Match]]) -> Iterator[str]:
     """Yield the weights of the sources that the run has no place for."""
     own = {_key(match.name) for found in matches.values() for match in found}
     seen = set()

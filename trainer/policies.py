@@ -20,12 +20,14 @@ to rows belongs to the rows: `id_maps` has the source of `embeddings`.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from embeddings.plain import suggest
 from trainer.manifest import RUN, complete, read_manifest
+from trainer.storage import Folder, locate
 
 Policy = Literal["continue", "naive", "progressive", "nightly"]
 GROUPS = (
@@ -100,7 +102,7 @@ class InheritConfig:
         found = {**POLICIES[self.policy], **self.sources}
         return {**found, "id_maps": found["embeddings"]}
 
-    def paths(self) -> dict[str, Path | None]:
+    def paths(self) -> dict[str, Folder | None]:
         """Return the checkpoint of every group's source, None for a fresh start.
 
         Raises:
@@ -108,18 +110,48 @@ class InheritConfig:
         """
         named = {"previous": self.path, "warmup": self.warmup}
         return {
-            group: None if source == "fresh" else resolve(Path(named.get(source, source)))
+            group: None if source == "fresh" else resolve(named.get(source, source))
             for group, source in self.mapping().items()
         }
 
 
-def resolve(path: Path) -> Path:
-    """Return the newest complete checkpoint of a run's folder, or the checkpoint that `path` is.
+def resolve(place: str | Path) -> Folder:
+    """Return the newest complete checkpoint of a run's folder, or the checkpoint that `place` is.
+
+    place: a folder, or the URL of one; a run's folder leads to where its checkpoints are.
 
     Raises:
         ValueError: there is none.
     """
-    found = complete(path / "checkpoints") or complete(path)
+    folder = locate(place)
+    places = (*_elsewhere(folder), folder / "checkpoints", folder)
+    found = next((found for found in map(complete, places) if found), [])
     if not found:
-        read_manifest(path, RUN)  # says what is there instead
-    return (found[-1] if found else path).resolve()
+        read_manifest(folder, RUN)  # says what is there instead
+    chosen = found[-1] if found else folder
+    return chosen.resolve() if isinstance(chosen, Path) else chosen
+
+
+def resolve_local(place: Path) -> Path:
+    """Return what `resolve` does, for whoever needs the files themselves.
+
+    Raises:
+        ValueError: there is no checkpoint, or it is not on a disk.
+    """
+    found = resolve(place)
+    if isinstance(found, Path):
+        return found
+    raise ValueError(
+        f"checkpoint.folder: expected a folder on a disk, since models are kept in a store of "
+        f"their own afterwards, got {found}; leave it out"
+    )
+
+
+def _elsewhere(folder: Folder) -> list[Folder]:
+    """Return where the checkpoints of the run in `folder` are, if not in it."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        named = config["checkpoint"]["folder"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # no run's folder: what is there will be said
+    return [locate(named)] if named else []

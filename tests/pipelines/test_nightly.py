@@ -19,7 +19,7 @@ from pipelines.publish import Store
 from pipelines.synthesize import SynthesisConfig, synthesize
 from tests.support import runs
 from trainer.config import apply_overrides, load_recipe
-from trainer.policies import resolve
+from trainer.policies import resolve_local
 
 DAYS = [f"2026-01-0{day}" for day in range(1, 6)]
 GOOD = {"auc": 0.7, "gauc": 0.6, "logloss": 0.3, "calibration": 1.1, "rows": 5000.0}
@@ -249,7 +249,7 @@ def test_a_real_night_on_one_rank_goes_on_from_a_model_of_two(logs, processes, t
     processes.run(runs.train, before, tmp_path / "before")
     store = Store(tmp_path / "out")
     model = {"trained_through": DAYS[1], "metrics": {}}
-    store.keep("models", DAYS[2], resolve(tmp_path / "before"), model)
+    store.keep("models", DAYS[2], resolve_local(tmp_path / "before"), model)
     words = ["--recipe", "dlrm.demo", "--data", str(logs), "--output", str(tmp_path / "out")]
     words += ["--gate-min-rows", "101", "--", *settings]
     assert run.main(["nightly", "--date", DAYS[3], *words]) == run.REFUSED

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from tests.support import runs, s3
 from trainer import checkpoint, manifest
 from trainer.manifest import MANIFEST, complete, read_manifest, recover
+from trainer.policies import resolve
 from trainer.retention import note_metrics, protect, prune
 from trainer.runtime import RunError
 from trainer.storage import RemotePath, locate
@@ -150,6 +151,19 @@ def test_a_run_is_killed_and_resumed_from_s3_bit_by_bit(server, processes, tmp_p
     assert not (tmp_path / "cut" / "checkpoints").exists()
     (message, _) = processes.run(_in, server, runs.failure, remote, tmp_path / "other")
     assert "holds checkpoints of another run (step-5)" in message
+    metrics = json.loads((tmp_path / "cut" / "metrics.json").read_text())
+    for place in (str(tmp_path / "cut"), folder):
+        (found, _) = processes.run(_in, server, _evaluated, place, logs)
+        assert found["auc"] == metrics["auc"]
+    words = ("--inherit.path", folder, "--inherit.policy", "nightly", "--max-steps", "1")
+    heir = runs.small("dlrm.demo", logs, *words)
+    processes.run(_in, server, runs.train, heir, tmp_path / "heir")
+    inherited = json.loads((tmp_path / "heir" / "inherit.json").read_text())
+    assert inherited["sources"]["embeddings"] == f"{folder}/step-5"
+
+
+def _evaluated(runtime, place, logs):
+    return runs.evaluated(runtime, resolve(place), logs, runs.DAYS[1])
 
 
 def _in(runtime, environment, function, *arguments):
