@@ -162,7 +162,8 @@ class Hits:
 
     Enter it around an evaluation: it keeps what the kernels of this rank look up in their first
     `batches` batches, by reference. Where ids are deduplicated, each counts once a batch, feature
-    and rank it comes from. A hashed table's row may have been trained by another id of that row.
+    and rank it comes from. A hashed table's row may have been trained by another id of that row; in
+    a dynamic table only an id with a row of its own can hit.
     """
 
     def __init__(self, model: nn.Module, batches: int = 16) -> None:
@@ -174,6 +175,7 @@ class Hits:
                     if isinstance(part, BaseBatchedEmbedding | BaseBatchedEmbeddingBag):
                         self._seen.append((part, deque()))
         self._batches = batches
+        self._maps = {part.table.name: part.map for part in dynamic_parts(model)}
 
     def __enter__(self) -> Hits:
         """Start to look."""
@@ -206,6 +208,8 @@ class Hits:
                     continue  # without state nobody knows
                 rows = table.local_rows
                 trained = marks.reshape(rows, -1).any(1)
+                if table.name in self._maps:
+                    trained &= self._maps[table.name].ids != MISSING_ID
                 shard = table.local_metadata
                 holds_missing = shard is None or shard.shard_offsets[0] == 0
                 numbers = found.setdefault(table.name, {"lookups": 0, "hits": 0})
@@ -227,8 +231,8 @@ def rank_numbers(
 ) -> dict[str, dict[str, float]]:
     """Return this rank's plain numbers by table; what a rank does not know of a table is absent.
 
-    more: numbers of tables that count for themselves, by table (`dynamic_numbers`). Over ranks they
-      add up.
+    more: numbers of tables that count for themselves, by table (`dynamic_numbers`), which replace
+      those of the same name. Over ranks they add up.
     """
     found: dict[str, dict[str, float]] = {}
     for table, shard in shards.items():
@@ -245,12 +249,16 @@ def rank_numbers(
 def dynamic_numbers(layer: EmbeddingLayer) -> dict[str, dict[str, int]]:
     """Return what the dynamic tables on this rank have counted since they were built.
 
-    By table, the numbers of `embeddings/idmap.py`: admissions, evictions, failed inserts and more.
+    By table, the numbers of `embeddings/idmap.py`: admissions, evictions, failed inserts and more,
+    and as `touched` the rows that ids hold.
     """
     return {
         part.table.name: {
-            f"dynamic_{name}": number
-            for name, number in zip(TOTALS, part.map.totals.tolist(), strict=True)
+            "touched": part.map.occupancy()[0],
+            **{
+                f"dynamic_{name}": number
+                for name, number in zip(TOTALS, part.map.totals.tolist(), strict=True)
+            },
         }
         for part in dynamic_parts(layer)
     }

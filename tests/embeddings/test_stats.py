@@ -178,7 +178,25 @@ def test_dynamic_tables_are_counted_and_add_what_they_count_themselves(
     assert merged["user"]["dynamic_admitted"] <= len(set(ids))
     assert merged["user"]["dynamic_evicted"] == merged["user"]["dynamic_failed"] == 0
     assert "dynamic_ids" not in merged["item"]
+    assert merged["user"]["touched"] == merged["user"]["dynamic_admitted"]
+    assert 0 < merged["user"]["hit_rate"] <= 1
     assert merged["user"]["missing"] == 0  # 0 is an id like any other there
     for rank, (counts, _) in enumerate(outcomes):
         assert counts["ids_in"] == make_batch(16, 2, 8 * rank, 8 * rank + 8).sparse.values().numel()
         assert counts["lookups"] > 0 and counts["bytes_sent"] > 0
+
+
+@pytest.mark.dist
+def test_ids_that_share_the_row_of_ids_without_one_are_no_hits(processes: Processes) -> None:
+    # No id comes 99 times: all share the rows of their buckets, which training does update.
+    tables = tuple(
+        dataclasses.replace(table, num_embeddings=16, dynamic=DynamicConfig(min_occurrences=99))
+        if table.name == "user"
+        else table
+        for table in SCHEMA.tables
+    )
+    schema = dataclasses.replace(SCHEMA, tables=tables)
+    outcomes = processes.run(_use, Recipe(schema=schema))
+    merged = merge_numbers([numbers for _, numbers in outcomes])
+    assert merged["user"]["lookups"] > 0 and merged["user"]["hits"] == 0
+    assert merged["user"]["touched"] == 0
