@@ -84,6 +84,12 @@ def check_words(config: Any, words: Sequence[str]) -> None:
         negated = re.sub(r"(^--|\.)no-", r"\1", name)
         if name not in known and known.get(negated) is bool:
             name = negated
+        if name not in known and "accumul" in name:
+            raise ValueError(
+                f"{name}: gradients are not accumulated over batches, because the tables' fused "
+                "optimizers update a row once for each of them, which no larger batch does; raise "
+                "--loader.batch-size, or train on more ranks"
+            )
         if name not in known:
             raise ValueError(
                 f"unknown setting {name}{suggest(name, known)}; `python -m trainer.train RECIPE "
