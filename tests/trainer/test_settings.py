@@ -97,7 +97,7 @@ def test_a_word_that_does_not_fit_is_told_with_what_was_expected_and_meant(words
         ("--row 1", "unknown setting --row, did you mean '--rows'?; `python"),
         (
             "--dense.gradient-accumulation-steps 2",
-            "--dense.gradient-accumulation-steps: gradients are not accumulated over batches, because",
+            "--dense.gradient-accumulation-steps: gradients are not accumulated over batches",
         ),
         ("--part.size 1", "unknown setting --part.size, did you mean '--part.sizes'?; `python"),
         ("--no-rows", "unknown setting --no-rows, did you mean '--rows'?; `python"),
