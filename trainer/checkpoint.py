@@ -19,7 +19,7 @@ import importlib.metadata
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -90,7 +90,7 @@ def load(tensors: Mapping[str, Any], path: Folder, planner: LoadPlanner | None =
     """
     reader = Reader(path)
     held = reader.read_metadata().state_dict_metadata
-    asked = dict(_flatten(tensors))
+    asked = dict(flatten(tensors))
     missing = sorted(set(asked) - set(held))
     if missing:
         raise ValueError(
@@ -124,6 +124,15 @@ def tensor_sizes(path: Folder) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor in the checkpoint at `path`."""
     held = Reader(path).read_metadata().state_dict_metadata
     return {name: tuple(getattr(entry, "size", ())) for name, entry in held.items()}
+
+
+def flatten(tensors: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested tensors under the names that a checkpoint gives them."""
+    for key, value in tensors.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def optimizer_tensors(
@@ -190,17 +199,6 @@ def _dtype(tensor: Any) -> torch.dtype:
     """Return the dtype of a tensor, sharded or not."""
     sharded = isinstance(tensor, ShardedTensor)
     return tensor.metadata().tensor_properties.dtype if sharded else tensor.dtype
-
-
-def _flatten(tensors: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return nested tensors under the names that torch.distributed.checkpoint gives them."""
-    found: list[tuple[str, Any]] = []
-    for key, value in tensors.items():
-        if isinstance(value, Mapping):
-            found += _flatten(value, f"{prefix}{key}.")
-        else:
-            found.append((f"{prefix}{key}", value))
-    return found
 
 
 def _on_first(work: Callable[[], Value], target: Folder, group: Group) -> Value:

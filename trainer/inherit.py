@@ -34,7 +34,7 @@ from trainer.matching import (
 from trainer.moves import Move
 from trainer.policies import GROUPS, InheritConfig
 from trainer.regions import Region, RegionPlanner
-from trainer.state import TrainState, flatten
+from trainer.state import TrainState
 from trainer.storage import Folder
 
 _SHOWN = 12
@@ -126,7 +126,7 @@ def inherit(config: InheritConfig, values: Mapping[str, Any], state: TrainState)
     matches: dict[str, list[Match]] = {group: [] for group in GROUPS[:4]}
     parts = {part.table.name: part for part in dynamic_parts(state.model)}
     moves: dict[str, Move] = {}
-    for name, tensor in flatten(tensors):
+    for name, tensor in checkpoint.flatten(tensors):
         group = group_of(name)
         path = paths[group]
         match = Match(name=name, status=FRESH, detail="as the policy has it")

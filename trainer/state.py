@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -130,12 +130,3 @@ def fused_tensors(optimizer: Optimizer) -> dict[str, Any]:
     states: dict[str, Any] = optimizer.state_dict()["state"]
     found = {name: parts for name, parts in states.items() if parts}
     return {"fused": found} if found else {}
-
-
-def flatten(tensors: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield nested tensors under the names that a checkpoint gives them."""
-    for key, value in tensors.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -86,7 +86,7 @@ def files(logs: Path, rows: int, runtime: Runtime, folder: Path) -> None:
         name: [shard.tensor for shard in value.local_shards()]
         if hasattr(value, "local_shards")
         else value
-        for name, value in checkpoint._flatten(plain)
+        for name, value in checkpoint.flatten(plain)
     }
     target = folder / "plain.pt"
 

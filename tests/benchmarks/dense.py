@@ -25,10 +25,11 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from models.batch import Batch
 from trainer.build import build_training, open_loader
+from trainer.checkpoint import flatten
 from trainer.config import TrainConfig, apply_overrides, load_recipe
 from trainer.parallelize import ParallelConfig
 from trainer.runtime import Runtime, start
-from trainer.state import flatten, fused_tensors
+from trainer.state import fused_tensors
 from trainer.zero import ZeroConfig
 
 CHOICES: dict[str, ParallelConfig] = {

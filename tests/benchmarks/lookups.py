@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.coalesce import unpool
@@ -29,10 +28,10 @@ from embeddings.collection import EmbeddingLayer
 from embeddings.counters import Counters
 from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
 from embeddings.schema import Label, Schema, SparseFeature, Table
-from embeddings.sharders import sharders, sharding_plan
-from embeddings.sharding import ShardingConfig, plan_tables
+from embeddings.sharding import ShardingConfig
 from tests.benchmarks.timing import MIN_ROUNDS, Times
 from tests.support.processes import Processes
+from tests.support.tables import shard_tables
 from trainer.runtime import Runtime
 
 FEATURES = {"criteo": 26, "industrial": 391}
@@ -76,18 +75,7 @@ def build(runtime: Runtime, name: str, schema: Schema, kind: Any) -> Distributed
     model = Layers(layers)
     fuse_optimizer(model, SparseOptimizerConfig())
     config = ShardingConfig(sharding_types=(kind,), dedup=name == "dedup")
-    ranks = runtime.world_size
-    plan = plan_tables(model, config, config.topology(ranks, ranks, "cpu"))
-    sharded = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(runtime.group),
-        device=runtime.device,
-        plan=sharding_plan(plan),
-        sharders=sharders(config.dedup),
-    )
-    for layer in layers:
-        layer.reset_parameters()
-    return sharded
+    return shard_tables(model, config, runtime)
 
 
 def batch(schema: Schema, size: int, skew: float, seed: int) -> KeyedJaggedTensor:

@@ -8,15 +8,13 @@ from typing import cast
 import pytest
 import torch
 from torch import nn
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.coalesce import single_id_tables, unpool
 from embeddings.collection import EmbeddingLayer
 from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
-from embeddings.sharders import sharders, sharding_plan, unique_ids
-from embeddings.sharding import ShardingConfig, plan_tables
+from embeddings.sharders import unique_ids
+from embeddings.sharding import ShardingConfig
 from tests.embeddings.test_counters import (
     NUM_EXAMPLES,
     WHOLE,
@@ -27,6 +25,7 @@ from tests.embeddings.test_counters import (
     _schema,
 )
 from tests.support.processes import Processes
+from tests.support.tables import shard_tables
 from trainer.parallelize import ParallelConfig, parallelize
 from trainer.runtime import Runtime
 
@@ -97,14 +96,7 @@ def _bad_id(runtime: Runtime, config: ShardingConfig, row: int) -> str:
     model = Layers(schema, coalesced=True)
     model.layers = nn.ModuleList(unpool(cast(EmbeddingLayer, one)) for one in model.layers)
     fuse_optimizer(model, SparseOptimizerConfig())
-    plan = plan_tables(model, config, config.topology(1, 1, "cpu"), NUM_EXAMPLES)
-    sharded = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(runtime.group),
-        device=runtime.device,
-        plan=sharding_plan(plan),
-        sharders=sharders(config.dedup),
-    )
+    sharded = shard_tables(model, config, runtime, NUM_EXAMPLES)
     features = _features(schema, 0, 0)
     features.values()[0] = row
     try:

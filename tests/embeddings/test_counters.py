@@ -8,8 +8,6 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.coalesce import unpool
@@ -17,9 +15,9 @@ from embeddings.collection import EmbeddingLayer, local_shards
 from embeddings.counters import Counters
 from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
 from embeddings.schema import Label, Schema, SparseFeature, Table
-from embeddings.sharders import sharders, sharding_plan
-from embeddings.sharding import ShardingConfig, plan_tables
+from embeddings.sharding import ShardingConfig
 from tests.support.processes import Processes
+from tests.support.tables import shard_tables
 from tests.support.training import Outcome, Recipe, Session, train, whole_tables
 from trainer.pipeline import Pipeline
 from trainer.runtime import Runtime
@@ -89,16 +87,7 @@ def _run(
         model.layers = nn.ModuleList(unpool(cast(EmbeddingLayer, one)) for one in model.layers)
     for layer in model.layers:
         fuse_optimizer(layer, SparseOptimizerConfig(learning_rate=0.1))
-    plan = plan_tables(model, config, config.topology(2, 2, "cpu"), NUM_EXAMPLES)
-    sharded = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(runtime.group),
-        device=runtime.device,
-        plan=sharding_plan(plan),
-        sharders=sharders(config.dedup),
-    )
-    for layer in model.layers:
-        cast(EmbeddingLayer, layer).reset_parameters()
+    sharded = shard_tables(model, config, runtime, NUM_EXAMPLES)
 
     def step(number: int) -> Tensor:
         vectors = sharded(_features(schema, runtime.rank, number))

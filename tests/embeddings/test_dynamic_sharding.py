@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from embeddings.lifetime import DynamicConfig
-from embeddings.optimizer import fuse_optimizer
 from tests.support.dynamic import Parts, parts_of, schema_of, whole
 from tests.support.processes import Processes
-from tests.support.tiny import TinyRanker, make_batch
-from tests.support.training import Recipe, Session
+from tests.support.training import Recipe, Session, train_whole
 from trainer.pipeline import Pipeline
 from trainer.runtime import Runtime
 
@@ -40,20 +38,6 @@ def train(runtime: Runtime, recipe: Recipe) -> tuple[Parts, list[float], int]:
     return parts_of(session.parallel.model), losses, pipeline.num_pipelined
 
 
-def train_whole(recipe: Recipe) -> dict[str, dict[str, Tensor]]:
-    """Train the same without shards, ranks or phases."""
-    torch.manual_seed(0)
-    model = TinyRanker(schema=recipe.schema)
-    fuse_optimizer(model.embeddings, recipe.sparse)
-    rest = {f"rest.{name}": p for name, p in model.rest.named_parameters()}
-    optimizer = recipe.dense.build(rest)
-    for step in range(recipe.num_steps):
-        optimizer.zero_grad()
-        model(make_batch(recipe.global_batch, step))[0].backward()
-        optimizer.step()
-    return whole([parts_of(model)])
-
-
 def assert_same(a: dict[str, dict[str, Tensor]], b: dict[str, dict[str, Tensor]]) -> None:
     """Check ids exactly and numbers up to rounding."""
     assert a.keys() == b.keys()
@@ -70,7 +54,7 @@ def assert_same(a: dict[str, dict[str, Tensor]], b: dict[str, dict[str, Tensor]]
 def test_two_ranks_in_a_pipeline_hold_what_one_layer_without_ranks_holds(
     processes: Processes,
 ) -> None:
-    expected = train_whole(RECIPE)
+    expected = whole([parts_of(train_whole(RECIPE))])
     assert all(table["totals"][4] > 0 for table in expected.values())
     assert expected["item"]["totals"][5] > 0  # ids had to leave
     for world_size in (1, 2):

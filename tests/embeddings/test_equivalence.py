@@ -15,16 +15,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.collection import EmbeddingLayer, Embeddings, local_shards
 from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
 from embeddings.schema import Label, Schema, SparseFeature, Table
-from embeddings.sharders import sharders, sharding_plan
+from embeddings.sharders import sharding_plan
 from embeddings.sharding import ShardingConfig, plan_tables
 from tests.support.processes import Processes
+from tests.support.tables import shard_tables
 from trainer import checkpoint
 from trainer.runtime import Runtime
 from trainer.state import fused_tensors
@@ -93,18 +93,8 @@ def _features(step: int, first: int, last: int, empty: tuple[str, ...] = ()) -> 
 def _shard(runtime: Runtime, kinds: dict[str, str], sparse: SparseOptimizerConfig) -> Any:
     model = Tables(torch.device("meta"))
     fuse_optimizer(model.embeddings, sparse)
-    ranks = runtime.world_size
     config = ShardingConfig(tables=cast(Any, kinds), dedup=kinds.get("dedup") is not None)
-    plan = plan_tables(model, config, config.topology(ranks, ranks, "cpu"), NUM_EXAMPLES)
-    sharded = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(runtime.group),
-        device=runtime.device,
-        plan=sharding_plan(plan),
-        sharders=sharders(config.dedup),
-    )
-    model.embeddings.reset_parameters()
-    return sharded
+    return shard_tables(model, config, runtime, NUM_EXAMPLES)
 
 
 def _own(runtime: Runtime, step: int, empty: tuple[str, ...] = ()) -> KeyedJaggedTensor:

@@ -15,8 +15,8 @@ from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
 from embeddings.plans import describe_plan
 from embeddings.sharding import ShardingConfig, _check, plan_sharding, plan_tables
 from tests.support.processes import Processes
-from tests.support.tiny import SCHEMA, TinyRanker, make_batch
-from tests.support.training import Outcome, Recipe, train, whole_tables
+from tests.support.tiny import SCHEMA, TinyRanker
+from tests.support.training import Outcome, Recipe, train, train_whole, whole_tables
 
 ADAGRAD = SparseOptimizerConfig(kind="adagrad", learning_rate=0.1)
 ROWWISE = SparseOptimizerConfig(learning_rate=0.1)
@@ -110,20 +110,6 @@ def test_a_described_plan_names_kind_ranks_memory_cost_and_verdict_of_each_table
     assert len(lines) == 7 and lines[-1] == "everything fits"
 
 
-def _train_whole(recipe: Recipe) -> dict[str, torch.Tensor]:
-    """Train the same model without shards, ranks or phases."""
-    torch.manual_seed(0)
-    model = TinyRanker()
-    fuse_optimizer(model.embeddings, recipe.sparse)
-    rest = {f"rest.{name}": p for name, p in model.rest.named_parameters()}
-    optimizer = recipe.dense.build(rest)
-    for step in range(recipe.num_steps):
-        optimizer.zero_grad()
-        model(make_batch(recipe.global_batch, step))[0].backward()
-        optimizer.step()
-    return {name: cast(torch.Tensor, w) for name, w in model.embeddings.table_weights().items()}
-
-
 @pytest.mark.dist
 @pytest.mark.parametrize(
     ("sparse", "kinds"),
@@ -143,7 +129,8 @@ def test_sharded_tables_train_like_whole_ones(
     start = whole_tables(outcomes, start=True)
     for name, weight in layer.table_weights().items():
         assert torch.equal(start[name], cast(torch.Tensor, weight)), name
-    expected, found = _train_whole(recipe), whole_tables(outcomes)
+    weights = train_whole(recipe).embeddings.table_weights()
+    expected, found = cast(dict[str, torch.Tensor], weights), whole_tables(outcomes)
     for name, weight in expected.items():
         assert not torch.equal(found[name], start[name])
         torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-6)

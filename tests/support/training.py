@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from embeddings.collection import EmbeddingLayer, local_shards
-from embeddings.optimizer import SparseOptimizerConfig
+from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
 from embeddings.schema import Schema
 from embeddings.sharding import ShardingConfig
 from models.batch import Batch
@@ -167,3 +167,17 @@ def _copy(tensors: dict[str, Any]) -> Shards:
         for name, tensor in tensors.items()
         for shard, row, column in local_shards(tensor)
     }
+
+
+def train_whole(recipe: Recipe) -> TinyRanker:
+    """Train the same model without shards, ranks or phases, and return it."""
+    torch.manual_seed(0)
+    model = TinyRanker(schema=recipe.schema)
+    fuse_optimizer(model.embeddings, recipe.sparse)
+    rest = {f"rest.{name}": p for name, p in model.rest.named_parameters()}
+    optimizer = recipe.dense.build(rest)
+    for step in range(recipe.num_steps):
+        optimizer.zero_grad()
+        model(make_batch(recipe.global_batch, step))[0].backward()
+        optimizer.step()
+    return model

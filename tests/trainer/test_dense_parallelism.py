@@ -22,12 +22,13 @@ from tests.support import runs
 from tests.support.processes import Processes
 from trainer import checkpoint
 from trainer.build import Training, build_training, open_loader
+from trainer.checkpoint import flatten
 from trainer.config import TrainConfig, apply_overrides, load_recipe
 from trainer.parallelize import ParallelConfig
 from trainer.pipeline import Pipeline
 from trainer.precision import PrecisionConfig
 from trainer.runtime import Runtime
-from trainer.state import TrainState, flatten, fused_tensors
+from trainer.state import TrainState, fused_tensors
 from trainer.zero import ZeroConfig
 
 STEPS = 6
