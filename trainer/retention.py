@@ -67,11 +67,6 @@ def prune(
     return removed
 
 
-def protect(path: Folder) -> None:
-    """Let the checkpoint at `path` stay until somebody removes it."""
-    write_durably(path / PROTECTED, b"")
-
-
 def note_metrics(path: Folder, metrics: Mapping[str, Any]) -> None:
     """Write an evaluation beside the checkpoint that it is of. On one rank."""
     text = json.dumps(json_ready(metrics), indent=2)

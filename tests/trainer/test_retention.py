@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.manifest import MANIFEST
-from trainer.retention import Kept, note_metrics, protect, prune, surplus
+from trainer.retention import Kept, note_metrics, prune, surplus
 
 HOUR = 3600.0
 
@@ -31,7 +31,7 @@ def names(folder: Path) -> set[str]:
 def test_the_last_the_best_the_hourly_and_the_protected_stay(tmp_path):
     for step, auc in ((1, 0.9), (2, 0.5), (3, 0.7), (4, 0.6), (5, 0.6)):
         write(tmp_path, step, hours=step * 0.4, auc=auc)
-    protect(tmp_path / "step-2")
+    (tmp_path / "step-2" / "protected").touch()
     removed = prune(tmp_path, last=1, best=1)
     assert names(tmp_path) == {"step-1", "step-2", "step-5"}
     assert [path.name for path in removed] == ["step-3", "step-4"]

@@ -13,9 +13,9 @@ from tests.support import runs, s3
 from trainer import checkpoint, manifest
 from trainer.manifest import MANIFEST, complete, read_manifest, recover
 from trainer.policies import resolve
-from trainer.retention import note_metrics, protect, prune
+from trainer.retention import note_metrics, prune
 from trainer.runtime import RunError
-from trainer.storage import RemotePath, locate
+from trainer.storage import RemotePath, locate, write_durably
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_the_best_and_the_protected_stay_behind_a_url_too(folder):
     for step in (1, 2, 3, 4):
         path = checkpoint.save(tensors(float(step)), folder, step, {"saved": float(step)})
         note_metrics(path, {"auc": 1.0 / step})
-    protect(folder / "step-2")
+    write_durably(folder / "step-2" / "protected", b"")
     prune(folder, last=1, best=1)
     assert names(folder) == ["step-1", "step-2", "step-4"]
     assert loaded(folder / "step-2") == 2.0
