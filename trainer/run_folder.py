@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from trainer.config import TrainConfig, config_from_dict, to_dict, write_config
 from trainer.manifest import complete, recover
+from trainer.ownership import RUN, check_free, release, take
 from trainer.runtime import Runtime
 from trainer.storage import Folder, locate
 
@@ -63,15 +65,26 @@ def claim(output: Path, config: TrainConfig, runtime: Runtime) -> Folder | None:
             answer[0] = None if found is None else str(found)
         except ValueError as error:
             answer[1] = str(error)
-        except OSError as error:
-            answer[1] = (
-                f"{output}: cannot be used as the run's folder ({error}); choose another --output"
-            )
+        except Exception as error:  # of any file system; the others must not wait for ever
+            answer[1] = _unusable(output, config.checkpoint.folder, error)
     dist.broadcast_object_list(answer, src=0)
     checkpoint, error = answer
     if error:
         raise ValueError(error)
     return None if checkpoint is None else locate(checkpoint)
+
+
+def _unusable(output: Path, folder: str, error: Exception) -> str:
+    """Say which of a run's two folders cannot be used."""
+    cause = f"({str(error) or type(error).__name__})"
+    if folder and str(output) not in str(error):
+        return (
+            f"checkpoint.folder: {folder} cannot be used {cause}; choose another, or give what its "
+            "file system asks for"
+        )
+    if not isinstance(error, OSError):
+        raise error
+    return f"{output}: cannot be used as the run's folder {cause}; choose another --output"
 
 
 def _claim(output: Path, config: TrainConfig) -> Folder | None:
@@ -95,14 +108,18 @@ def _claim(output: Path, config: TrainConfig) -> Folder | None:
                 "another --output"
             )
         folder = checkpoints_of(output, config)
-        if _lock(output):
+        locked = _lock(output)
+        if config.checkpoint.folder:
+            take(folder, output)
+        if locked:
             recover(folder)
         found = complete(folder)
         if old.get("checkpoint") != to_dict(config)["checkpoint"]:
             _note(output, config)  # which names where checkpoints are from now on
+        _leave(output, old, config)
         return found[-1] if found else None
     unfinished = f".{CONFIG}"  # left by a process that died before it had a configuration
-    if output.exists() and {path.name for path in output.iterdir()} - {_LOCK, unfinished}:
+    if output.exists() and {path.name for path in output.iterdir()} - {_LOCK, RUN, unfinished}:
         raise ValueError(
             f"{output}: is not empty and holds no run ({CONFIG} is missing); choose another "
             "--output"
@@ -114,8 +131,11 @@ def _claim(output: Path, config: TrainConfig) -> Folder | None:
             f"checkpoint.folder: {folder} holds checkpoints of another run ({others[-1].name}); "
             "choose another, or inherit from it (--inherit.path)"
         )
+    check_free(folder, output)
     output.mkdir(parents=True, exist_ok=True)
     _lock(output)
+    if config.checkpoint.folder:
+        take(folder, output)
     _note(output, config)
     return None
 
@@ -168,6 +188,14 @@ def _moved(output: Path, old: Any, config: TrainConfig) -> list[str]:
         if held
         else []
     )
+
+
+def _leave(output: Path, old: Any, config: TrainConfig) -> None:
+    """Let others have the folder of checkpoints that a run, which had none yet, has moved from."""
+    was = old.get("checkpoint", {}).get("folder", "")
+    if was and was != config.checkpoint.folder:
+        with contextlib.suppress(Exception):  # of any file system; it costs this run nothing
+            release(locate(was), output)
 
 
 def _read_config(path: Path) -> Any:

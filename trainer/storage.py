@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import uuid
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path, PurePosixPath
@@ -113,6 +114,15 @@ class RemotePath:
         """Return the object's content as text."""
         return self.read_bytes().decode(encoding)
 
+    def create(self, content: bytes) -> None:
+        """Write the object unless there is one."""
+        try:
+            self._files.pipe_file(self.url, content, mode="create")
+        except (OSError, NotImplementedError, TypeError, ValueError):
+            # There is one, or the file system cannot ask for that.
+            if not self.exists():
+                self._files.pipe_file(self.url, content)
+
     def unlink(self) -> None:
         """Remove the object."""
         self._files.rm_file(self.url)
@@ -157,6 +167,28 @@ def write_durably(path: Folder, content: bytes) -> None:
         file.flush()
         if isinstance(path, Path):
             os.fsync(file.fileno())
+
+
+def create_once(path: Folder, content: bytes) -> None:
+    """Write a small file unless there is one; of several who try at once, one succeeds.
+
+    Who succeeded is seen by reading it: object stores differ in how they say that they refuse. One
+    that cannot refuse keeps the last.
+    """
+    if isinstance(path, RemotePath):
+        path.create(content)
+        return
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        write_durably(draft, content)
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    except PermissionError:  # a file system without links
+        if not path.exists():
+            draft.rename(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_folder(path.parent)
 
 
 class Files(FileSystemBase):

@@ -41,6 +41,22 @@ def two_jobs(place: Place) -> str:
     return f"refused; {place.equals_reference()}"
 
 
+@fault("two fresh runs on one folder for checkpoints")
+def one_folder(place: Place) -> str:
+    """The second is refused by name before a checkpoint is there; the first is undisturbed."""
+    words = ("--checkpoint.folder", str(place.folder / "checkpoints"))
+    stop = at(1, "stop", 0)
+    first = place.start(*words, faults=[stop])
+    wait_for(lambda: place.fired(stop), "the first job did not get far")
+    other = place.harness.place(f"{place.folder.name}-other")
+    second = other.run(*words)
+    expect([rank.code for rank in second] == [2, 2], other.tail(second))
+    expect(f"belongs to the run in {place.output}" in second[0].said, other.tail(second))
+    os.kill(first[0].pid, signal.SIGCONT)
+    expect(place.wait(first) == [0, 0], place.tail(first))
+    return f"refused; {place.equals_reference()}"
+
+
 def _launched(place: Place, command: list[str]) -> str:
     """Run the job under a launcher that restarts it once."""
     kill = at(5, "kill", 1)

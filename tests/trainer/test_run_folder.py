@@ -5,14 +5,20 @@ import dataclasses
 import json
 import subprocess
 import sys
+import threading
+import uuid
 
+import fsspec
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support import s3
 from trainer.config import load_recipe
+from trainer.ownership import OWNER, RUN, take
 from trainer.run_folder import CONFIG, claim
 from trainer.runtime import Runtime
+from trainer.storage import locate
 
 RECIPE = "dlrm.demo"
 OTHER = f"""
@@ -104,3 +110,98 @@ def test_a_run_never_takes_over_the_checkpoints_of_another(tmp_path, runtime):
             ValueError, match=f"checkpoint.folder: .* with checkpoints in '.*{holder}'"
         ):
             claim(output, within(now), runtime)
+
+
+@pytest.fixture(params=["disk", "memory", "s3"])
+def shared(request, tmp_path, monkeypatch):
+    """An empty folder for checkpoints, as a setting."""
+    name = uuid.uuid4().hex[:8]
+    if request.param == "disk":
+        return str(tmp_path / "shared")
+    if request.param == "memory":
+        return f"memory://{name}"
+    for key, value in request.getfixturevalue("server").items():
+        monkeypatch.setenv(key, value)
+    files = fsspec.filesystem("s3", skip_instance_cache=True)
+    if not files.exists("bucket"):
+        files.mkdir("bucket")
+    return f"{s3.BUCKET}/{name}"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with s3.serving() as environment:
+        yield environment
+
+
+def into(folder):
+    config = load_recipe(RECIPE)
+    return dataclasses.replace(
+        config, checkpoint=dataclasses.replace(config.checkpoint, folder=str(folder))
+    )
+
+
+def test_of_two_fresh_runs_with_one_folder_for_checkpoints_the_second_is_refused(
+    tmp_path, runtime, shared
+):
+    claim(tmp_path / "a", into(shared), runtime)
+    with pytest.raises(ValueError, match=r"belongs to the run in .*/a; choose another, or remove"):
+        claim(tmp_path / "b", into(shared), runtime)
+    assert not (tmp_path / "b").exists()
+    assert claim(tmp_path / "a", into(shared), runtime) is None, "the first goes on"
+    (tmp_path / "a").rename(tmp_path / "moved")
+    assert claim(tmp_path / "moved", into(shared), runtime) is None, "wherever it is moved to"
+    assert claim(tmp_path / "moved", into(""), runtime) is None
+    assert claim(tmp_path / "b", into(shared), runtime) is None, "free since the first moved out"
+    with pytest.raises(ValueError, match=r"belongs to the run in .*/b; choose another"):
+        claim(tmp_path / "moved", into(shared), runtime)
+
+
+def test_of_many_that_want_one_folder_at_once_one_gets_it(tmp_path, shared):
+    wanted, refused = locate(shared), []
+    wanted.mkdir(parents=True, exist_ok=True)
+    together = threading.Barrier(4)
+
+    def want(output) -> None:
+        output.mkdir()
+        together.wait()
+        try:
+            take(wanted, output)
+        except ValueError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=want, args=(tmp_path / str(i),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    owner = json.loads((wanted / OWNER).read_text())["output"]
+    assert len(refused) == 3 and all(f"belongs to the run in {owner}" in text for text in refused)
+
+
+def test_a_run_that_died_while_it_took_a_folder_takes_it_in_the_next_attempt(tmp_path, runtime):
+    output, shared = tmp_path / "run", tmp_path / "shared"
+    output.mkdir()
+    take(shared, output)  # and no config.json was written
+    assert claim(output, into(shared), runtime) is None
+    (output / RUN).unlink()
+    assert claim(output, into(shared), runtime) is None, "known by where it is"
+    (shared / OWNER).write_text("{")
+    with pytest.raises(ValueError, match=r"belongs to the run in .unknown.; .* remove .*owner"):
+        claim(output, into(shared), runtime)
+
+
+def test_the_own_folder_of_another_run_is_refused(tmp_path, runtime):
+    claim(tmp_path / "a", load_recipe(RECIPE), runtime)
+    with pytest.raises(ValueError, match=r"checkpoints is that of the run in .*/a; choose another"):
+        claim(tmp_path / "b", into(tmp_path / "a" / "checkpoints"), runtime)
+
+
+def test_a_store_that_does_not_answer_is_named(tmp_path, runtime, monkeypatch):
+    def fails(*_):
+        raise LookupError("no credentials")
+
+    monkeypatch.setattr(fsspec.filesystem("memory"), "exists", fails)
+    monkeypatch.setattr(fsspec.filesystem("memory"), "isdir", fails)
+    with pytest.raises(ValueError, match=r"memory://x cannot be used \(no credentials\); choose"):
+        claim(tmp_path / "run", into("memory://x"), runtime)
