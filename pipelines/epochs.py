@@ -8,12 +8,16 @@ not trained, and the best one is evaluated on the test days, which nothing befor
 Several policies share warm-up and first epoch, which are the same under all of them.
 
   python -m pipelines.run epochs --recipe dlrm.demo --data LOGS --policies progressive naive
+  python -m pipelines.run epochs --recipe dlrm.demo --data LOGS \\
+      --policies slow:embeddings=fresh,embedding_optimizer=fresh \\
+      --later slow "--dense.learning-rate 1e-4"
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import launch
+from pipelines.holdout import split
+from pipelines.inheritance import NAMED, EpochPolicy, parse_policies
 from pipelines.launch import LaunchConfig
 from pipelines.stage import Pipeline, Stage, Work
 from pipelines.tables import table
-from trainer.days import parse_days
 
 RUN = "run"
 LARGER_IS_BETTER = {"auc": True, "gauc": True, "logloss": False, "ne": False}
-POLICIES = ("progressive", "naive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +40,7 @@ class EpochsConfig:
     """What to train and how to choose.
 
     overrides: settings of the recipe, as words. train, warmup, valid: words that choose rows.
-    test_days, test_path: what the chosen epoch is tested on; both empty: nothing.
+    test_days, test_rows, test_path: what the chosen epoch is tested on; all empty: nothing.
     has_warmup: whether the tower has a warm-up form of its own.
     """
 
@@ -47,10 +51,11 @@ class EpochsConfig:
     warmup: tuple[str, ...]
     valid: tuple[str, ...]
     test_days: str
+    test_rows: str
     test_path: str
     has_warmup: bool
     epochs: int
-    policies: tuple[str, ...]
+    policies: tuple[EpochPolicy, ...]
     patience: int
     metric: str
     launch: LaunchConfig
@@ -73,15 +78,18 @@ class EpochsConfig:
         for policy in self.policies:
             before = ["epoch-1"]
             for number in range(2, self.epochs + 1):
-                name = f"{policy}-epoch-{number}"
-                config = {**settings, **rule, "epoch": number, "policy": policy}
+                name = f"{policy.name}-epoch-{number}"
+                config = {**settings, **rule, "epoch": number, "policy": policy.name}
+                config |= {"sources": policy.sources, "later": policy.settings}
+                make = functools.partial(self.epoch, policy=policy)
                 inputs = ("warmup", *before)
-                stages.append(stage(name, make=self.epoch, inputs=inputs, config=config))
+                stages.append(stage(name, make=make, inputs=inputs, config=config))
                 before.append(name)
             names += before[1:]
         stages.append(Stage(make=choice, inputs=tuple(names), config={"metric": self.metric}))
-        if self.test_days or self.test_path:
+        if self.test_days or self.test_rows or self.test_path:
             config = {"test_days": self.test_days, "test_path": self.test_path}
+            config |= {"test_rows": self.test_rows} if self.test_rows else {}
             inputs = ("choice", *names)
             stages.append(stage("test", make=self.test, inputs=inputs, config=config))
         return stages
@@ -91,9 +99,12 @@ class EpochsConfig:
         words = ["--spatial-warmup", "1"] if self.has_warmup else []
         return self.train_run(work, [*work.config["train"], "--epochs", "1", *words])
 
-    def epoch(self, work: Work) -> dict[str, Any]:
-        """Train one epoch, unless the epochs before have stopped improving."""
-        number, policy = work.config["epoch"], work.config["policy"]
+    def epoch(self, work: Work, policy: EpochPolicy | None = None) -> dict[str, Any]:
+        """Train one epoch, unless the epochs before have stopped improving.
+
+        policy: none for the first, which takes everything from the warm-up but where in the data.
+        """
+        number = work.config["epoch"]
         before = list(work.inputs)[-1]
         if number > 1:
             values = [work.metrics[name] for name in list(work.inputs)[1:]]
@@ -101,10 +112,12 @@ class EpochsConfig:
             if reason:
                 return {"skipped": reason}
         words = ["--epochs", str(self.epochs), "--stop-epoch", str(number)]
-        words += ["--inherit.path", str(work.inputs[before] / RUN), "--inherit.policy", policy]
-        if policy == "progressive":
-            words += ["--inherit.warmup", str(work.inputs["warmup"] / RUN)]
         words += ["--spatial-warmup", "0"] if self.has_warmup else []
+        previous = work.inputs[before] / RUN
+        if policy is None:
+            words += ["--inherit.path", str(previous), "--inherit.policy", "nightly"]
+        else:
+            words += policy.words(previous, work.inputs["warmup"] / RUN)
         return self.train_run(work, [*work.config["train"], *words])
 
     def train_run(self, work: Work, words: Sequence[str]) -> dict[str, Any]:
@@ -114,9 +127,10 @@ class EpochsConfig:
         return train_and_read(self.launch, command, work)
 
     def test(self, work: Work) -> dict[str, Any]:
-        """Evaluate the chosen epoch on the test days."""
+        """Evaluate the chosen epoch on the test rows."""
         run = work.inputs[work.metrics["choice"]["best"]] / RUN
-        command = self.launch.evaluate(run, self.test_path or self.data, self.test_days)
+        data = self.test_path or self.data
+        command = self.launch.evaluate(run, data, self.test_days, self.test_rows)
         answer = self.launch.start(command, work.folder / launch.LOG, work.say, answers=True)
         metrics = json.loads(answer)
         (work.folder / "metrics.json").write_text(answer, encoding="utf-8")
@@ -173,8 +187,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--recipe", required=True, help="what to train")
     add("--data", required=True, metavar="PATH", help="the log")
     add("--epochs", type=int, default=3, metavar="K", help="at most (default: 3)")
-    known = f"of inheritance: {', '.join(POLICIES)} (default: progressive)"
-    add("--policies", nargs="+", default=["progressive"], choices=POLICIES, help=known)
+    known = f"of inheritance: {', '.join(NAMED)}, or NAME:GROUP=SOURCE,... (default: progressive)"
+    add("--policies", nargs="+", default=["progressive"], metavar="POLICY", help=known)
+    later = "settings of the epochs after the first under a policy, as one word"
+    add("--later", nargs=2, action="append", default=[], metavar=("POLICY", "WORDS"), help=later)
     patience = "epochs without a better one after which to stop; 0: never (default: 1)"
     add("--patience", type=int, default=1, metavar="P", help=patience)
     metrics = "by which the best epoch is chosen (default: auc)"
@@ -203,6 +219,9 @@ def build(options: argparse.Namespace) -> Pipeline:
             f"{options.epochs}, {options.patience} and {options.warmup_share}"
         )
     config = apply_overrides(load_recipe(options.recipe), options.overrides)
+    policies = parse_policies(options.policies, options.later) if options.epochs > 1 else ()
+    for policy in policies:
+        apply_overrides(config, policy.settings)  # says now what is wrong with them
     data = dataclasses.replace(config.data, path=options.data)
     days = [day for day in days_of(options.data) if day]
     train, warmup, valid = split(data, days, options.valid_days, options.warmup_share)
@@ -214,10 +233,11 @@ def build(options: argparse.Namespace) -> Pipeline:
         warmup=warmup,
         valid=valid,
         test_days=data.test_days,
+        test_rows=data.test_rows,
         test_path=data.test_path,
         has_warmup=config.spatial_warmup > 0,
         epochs=options.epochs,
-        policies=tuple(options.policies) if options.epochs > 1 else (),
+        policies=policies,
         patience=options.patience,
         metric=options.metric,
         launch=launch.from_options(options),
@@ -225,49 +245,6 @@ def build(options: argparse.Namespace) -> Pipeline:
     folder = options.output or Path("runs") / "epochs" / options.recipe
     folder = (folder / options.date if options.date else folder).resolve()
     return Pipeline(stages=epochs.stages(), folder=folder, conclude=conclude)
-
-
-def check_apart(valid_days: str, test_days: str) -> None:
-    """Raise a ValueError if a day of validation is a test day."""
-    valid, test = parse_days(valid_days), parse_days(test_days)
-    if valid and test and valid[0] <= test[1] and test[0] <= valid[1]:
-        raise ValueError(
-            f"--valid-days: expected days before the test days {test_days}, which nothing may look "
-            f"at before the end, got {valid_days}; set --valid-days or --data.test-days"
-        )
-
-
-def split(
-    data: Any, days: Sequence[str], valid_days: str, share: float
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return the words that choose the rows of the epochs, of the warm-up and of validation.
-
-    data: the run's DataConfig. days: of the log, none for a log without.
-
-    Raises:
-        ValueError: there is no day left to train on.
-    """
-    if days:
-        first, _, last = (data.train_days or f"{days[0]}:{days[-1]}").partition(":")
-        inside = [day for day in days if first <= day <= (last or first)]
-        held = valid_days or (inside[-1] if inside else "")
-        check_apart(held, data.test_days)
-        kept = [day for day in inside if day < held.partition(":")[0]]
-        if not kept:
-            raise ValueError(
-                f"--valid-days: expected a training day before {held or 'them'}, got training days "
-                f"{inside or 'none'} of {data.path}; set --data.train-days or --valid-days"
-            )
-        train = ("--data.train-days", f"{kept[0]}:{kept[-1]}")
-        valid = ("--data.test-days", held, "--data.test-path", "")
-        return train, (*train, "--data.train-rows", f"0:{share:g}"), valid
-    low, _, high = (data.train_rows or "0:1").partition(":")
-    start, stop = float(low or 0), float(high or 1)
-    cut = stop - 0.1 * (stop - start)
-    train = ("--data.train-rows", f"{start:g}:{cut:g}")
-    rows = f"{start:g}:{start + share * (cut - start):g}"
-    valid = ("--data.test-rows", f"{cut:g}:{stop:g}", "--data.test-path", "")
-    return train, ("--data.train-rows", rows), valid
 
 
 def conclude(metrics: Mapping[str, Mapping[str, Any]]) -> int:

@@ -74,9 +74,9 @@ class LaunchConfig:
             *("--", *overrides),
         ]
 
-    def evaluate(self, run: Path, data: str, days: str) -> list[str]:
-        """Return the command that evaluates the newest checkpoint of `run` on days of a log."""
-        words = (str(run), "--data", data, "--days", days)
+    def evaluate(self, run: Path, data: str, days: str, rows: str = "") -> list[str]:
+        """Return the command that evaluates the newest checkpoint of `run` on part of a log."""
+        words = (str(run), "--data", data, *(("--rows", rows) if rows else ("--days", days)))
         return [sys.executable, "-m", "trainer.evaluate", *words]
 
     def compare(self, models: Sequence[Path], data: str, days: str, replicates: int) -> list[str]:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Evaluate a checkpoint: python -m trainer.evaluate CHECKPOINT --data PATH [--days A:B].
 
-CHECKPOINT is a folder step-N, or a run's folder (its newest checkpoint). Without --days the run's
-test days count, or its share of test rows of the same log, or all rows where it has neither;
-standard error says which. Metrics go to standard output as JSON, everything else to standard error.
+CHECKPOINT is a folder step-N, or a run's folder (its newest checkpoint). --days and --rows (shares
+FROM:TO, of a log without days) choose; without them the run's test days count, or its share of test
+rows of the same log, or all rows where it has neither; standard error says which. Metrics go to
+standard output as JSON, everything else to standard error.
 Runs alone or under torchrun, at any world size.
 
 Exit codes: as trainer.train.
@@ -28,7 +29,7 @@ from trainer.config import TrainConfig, config_from_dict
 from trainer.curves import json_ready
 from trainer.data.loader import Loader
 from trainer.data.parquet import LogFile, check_families, days_of
-from trainer.days import describe_days
+from trainer.days import describe_days, parse_rows
 from trainer.failures import exit_code
 from trainer.manifest import MANIFEST, RUN, read_manifest
 from trainer.memory import check_tables
@@ -156,13 +157,19 @@ def open_checkpoint(path: Folder, data: str, chosen: tuple[str, str], runtime: R
     return Opened(training.pipeline, loader, config, manifest["step"])
 
 
-def evaluate_checkpoint(path: Folder, data: str, days: str, runtime: Runtime) -> dict[str, Any]:
+def evaluate_checkpoint(
+    path: Folder, data: str, days: str, runtime: Runtime, rows: str = ""
+) -> dict[str, Any]:
     """Return the metrics of a checkpoint's model on the rows of `data`. Collective.
+
+    days, rows: as asked for; both empty: as `choose_rows` chooses.
 
     Raises:
         ValueError: as `open_checkpoint`.
     """
-    days, rows, note = choose_rows(read_config(path)[0], data, days)
+    note = ""
+    if not rows:
+        days, rows, note = choose_rows(read_config(path)[0], data, days)
     if note and runtime.is_first:
         print(f"note: {note}", file=sys.stderr, flush=True)
     opened = open_checkpoint(path, data, (days, rows), runtime)
@@ -186,12 +193,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="",
         help="FIRST:LAST or DAY; default: the run's test days; all rows of a log without days",
     )
+    parser.add_argument("--rows", default="", help="FROM:TO, shares of the rows: 0.8:1")
     options = parser.parse_args(arguments)
 
     def work() -> None:
+        parse_rows(options.rows, "--rows")
         path = resolve(options.checkpoint)
         runtime = start()
-        metrics = evaluate_checkpoint(path, options.data, options.days, runtime)
+        metrics = evaluate_checkpoint(path, options.data, options.days, runtime, options.rows)
         if runtime.is_first:
             print(json.dumps(json_ready(metrics)), flush=True)
         runtime.stop()

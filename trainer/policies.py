@@ -11,11 +11,14 @@ the warm-up at every epoch.
   continue      previous                         previous                              previous
   naive         previous                         previous                              previous
   progressive   warmup                           previous                              previous
+  fresh_tables  fresh                            previous                              previous
   nightly       previous                         previous                              fresh
 
 `continue` and `naive` take the same state; the first goes on with a run that was cut short, the
-second is the usual training for several epochs, which `progressive` is compared with. A map of ids
-to rows belongs to the rows: `id_maps` has the source of `embeddings`.
+second is the usual training for several epochs, which `progressive` is compared with.
+`fresh_tables` is the remedy of Liu et al., "Multi-Epoch Learning for Deep Click-Through Rate
+Prediction Models" (2023): every epoch learns tables from nothing for a dense part that knows more.
+A map of ids to rows belongs to the rows: `id_maps` has the source of `embeddings`.
 """
 
 from __future__ import annotations
@@ -29,17 +32,18 @@ from embeddings.plain import suggest
 from trainer.manifest import RUN, complete, read_manifest
 from trainer.storage import Folder, locate
 
-Policy = Literal["continue", "naive", "progressive", "nightly"]
+Policy = Literal["continue", "naive", "progressive", "fresh_tables", "nightly"]
 GROUPS = (
     *("embeddings", "embedding_optimizer", "dense", "dense_optimizer"),
     *("id_maps", "data_position", "loss_scale"),
 )
 _ALL = dict.fromkeys(GROUPS, "previous")
-_TABLES = dict.fromkeys(("embeddings", "embedding_optimizer", "id_maps"), "warmup")
+_TABLES = ("embeddings", "embedding_optimizer", "id_maps")
 POLICIES: dict[str, dict[str, str]] = {
     "continue": _ALL,
     "naive": _ALL,
-    "progressive": {**_ALL, **_TABLES},
+    "progressive": {**_ALL, **dict.fromkeys(_TABLES, "warmup")},
+    "fresh_tables": {**_ALL, **dict.fromkeys(_TABLES, "fresh")},
     "nightly": {**_ALL, "data_position": "fresh"},
 }
 

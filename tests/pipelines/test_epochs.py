@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pipelines import epochs, run
+from pipelines import epochs, holdout, run
 from pipelines.launch import LaunchConfig
 from pipelines.stage import StageError
 from trainer.config import DataConfig, apply_overrides, load_recipe
@@ -123,7 +123,7 @@ def test_patience_counts_epochs_since_the_best():
 
 def test_a_log_without_days_keeps_its_last_training_rows_for_the_choice():
     data = DataConfig(train_rows="0:0.8", test_rows="0.8:1")
-    train, warmup, valid = epochs.split(data, [], "", 0.05)
+    train, warmup, valid = holdout.split(data, [], "", 0.05)
     assert train == ("--data.train-rows", "0:0.72")
     assert warmup == ("--data.train-rows", "0:0.036")
     assert valid == ("--data.test-rows", "0.72:0.8", "--data.test-path", "")
@@ -179,10 +179,48 @@ def test_commands_are_those_that_a_person_would_type(tmp_path):
 @pytest.mark.parametrize("valid", ["2026-01-04", "2026-01-03:2026-01-04"])
 def test_validation_days_that_are_test_days_are_refused(valid):
     with pytest.raises(ValueError, match="--valid-days: expected days before the test days"):
-        epochs.check_apart(valid, "2026-01-04")
+        holdout.check_apart(valid, "2026-01-04")
 
 
 def test_validation_days_before_the_test_days_are_taken():
-    epochs.check_apart("2026-01-03", "2026-01-04:2026-01-05")
-    epochs.check_apart("", "2026-01-04")
-    epochs.check_apart("2026-01-03", "")
+    holdout.check_apart("2026-01-03", "2026-01-04:2026-01-05")
+    holdout.check_apart("", "2026-01-04")
+    holdout.check_apart("2026-01-03", "")
+
+
+def test_policies_of_ones_own_settings_of_later_epochs_and_shares_of_rows(
+    fake, tmp_path, capsys, monkeypatch
+):
+    asked = []
+
+    def evaluate(self, run, data, days, rows=""):
+        asked.append((run.parent.name, days, rows))
+        return [sys.executable, "-c", EVALUATOR]
+
+    monkeypatch.setattr(LaunchConfig, "evaluate", evaluate)
+    log, output = tmp_path / "data.parquet", tmp_path / "out"
+    log.write_bytes(b"")
+    words = ["epochs", "--recipe", "dlrm.criteo", "--data", str(log), "--output", str(output)]
+    own = "half:embeddings=warmup,dense_optimizer=fresh"
+    words += ["--epochs", "2", "--policies", "fresh_tables", "continue", own]
+    words += ["--later", "half", "--dense.learning-rate 1e-4", "--", "--loader.batch-size", "64"]
+    assert run.main(words) == 0
+    assert asked == [("fresh_tables-epoch-2", "", "0.75:1")]
+    second = words_of(output / "fresh_tables-epoch-2")
+    assert after(second, "--inherit.policy") == "fresh_tables"
+    assert "--inherit.warmup" not in second and "--dense.learning-rate" not in second
+    second = words_of(output / "half-epoch-2")
+    place = second.index("--inherit.sources")
+    assert second[place + 1 : place + 5] == ["embeddings", "warmup", "dense_optimizer", "fresh"]
+    assert after(second, "--inherit.warmup") == str(output / "warmup/run")
+    assert after(second, "--dense.learning-rate") == "1e-4"
+    capsys.readouterr()
+    for wrong, expected in (
+        (["--policies", "fresh"], "--policies: expected one of continue, naive, progressive, fr"),
+        (["--policies", "x:dens=fresh"], "no group 'dens'"),
+        (["--policies", "naive", "naive"], "expected different names"),
+        (["--later", "naive", "--epochs 3"], "--later: no policy 'naive'; policies: progressive"),
+        (["--later", "progressive", "--dense.rate 3"], "unknown setting --dense.rate"),
+    ):
+        assert run.main([*words[:7], *wrong]) == run.WRONG
+        assert expected in capsys.readouterr().err

@@ -104,7 +104,7 @@ def test_two_naive_epochs_as_two_runs_are_one_run_bit_for_bit(logs, earlier, pro
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("policy", ["progressive", "nightly"])
+@pytest.mark.parametrize("policy", ["progressive", "fresh_tables", "nightly"])
 def test_every_group_comes_from_where_the_policy_says(policy, logs, earlier, processes, tmp_path):
     words = ["--inherit.policy", policy]
     if policy == "progressive":
@@ -113,6 +113,10 @@ def test_every_group_comes_from_where_the_policy_says(policy, logs, earlier, pro
     said = processes.run(begin, config, tmp_path / "run")[0]
     state, epoch = tensors(tmp_path / "run"), tensors(earlier / "epoch")
     tables = tensors(earlier / "warmup") if policy == "progressive" else epoch
+    if policy == "fresh_tables":
+        assert not any(value.any() for value in group(state, "fused.").values())
+        assert not same(group(state, "model.embeddings."), group(epoch, "model.embeddings."))
+        tables = state
     for prefix, source in (
         ("model.embeddings.", tables),
         ("fused.", tables),
@@ -126,7 +130,8 @@ def test_every_group_comes_from_where_the_policy_says(policy, logs, earlier, pro
     expected = (0, 0) if policy == "nightly" else (STEPS, 1)
     assert (manifest["step"], manifest["epoch"]) == expected
     (line,) = [one for one in said if one.startswith("embeddings ")]
-    assert line.split()[1:4] == ["9", "0", "0"]
+    fresh = policy == "fresh_tables"
+    assert line.split()[1:4] == (["0", "0", "9"] if fresh else ["9", "0", "0"])
 
 
 @pytest.mark.dist
