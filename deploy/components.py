@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Launch training on any scheduler torchx knows: `torchx run deploy/components.py:train ...`.
+"""Launch a job on any scheduler torchx knows: `torchx run deploy/components.py:train ...`.
 
-torchx executes this file by itself, off the import path and inside the namespace of one of its
-own modules. So it imports nothing of the project, names the trainer as a string, and keeps its own
-names apart from those of torchx.
+Components: `train`, `evaluate`, `ingest`, `nightly`. torchx executes this file by itself, off the
+import path and inside the namespace of one of its own modules. So it imports nothing of the
+project, names its modules as strings, and keeps its own names apart from those of torchx.
 
-Each node runs `python -m torch.distributed.run -m trainer.train RECIPE --output DIR [overrides]`
-under a short bash line, because only a node knows the address of node 0: torchx hands it over in
-an environment variable.
+Each node runs its command under a short bash script: only it knows which interpreter it has, and
+the address of node 0, which torchx hands over in an environment variable.
 """
 
 import datetime
@@ -16,25 +15,40 @@ import re
 import shlex
 import socket
 import sys
+from pathlib import Path
 
 from torchx import specs
 from torchx.specs.finder import ComponentValidationException
 
 TRAINER_MODULE = "trainer.train"
+EVALUATION_MODULE = "trainer.evaluate"
+INGESTION_MODULE = "pipelines.ingest"
+PIPELINE_MODULE = "pipelines.run"
+WAIT_MODULE = "deploy.wait"
+
+# Cores, GPUs and MiB of memory of a node; 0 cores: this machine's, divided among the nodes.
+SIZES = {
+    "local": (0, 0, 8 * 1024),
+    "small": (4, 0, 16 * 1024),
+    "medium": (16, 0, 64 * 1024),
+    "large": (64, 0, 256 * 1024),
+    "gpu": (12, 1, 96 * 1024),
+    "gpu8": (96, 8, 960 * 1024),
+}
 
 
-# The parameters are the command's flags, hence their number and torchx's own spelling of memMB.
+# The parameters are the command's flags, hence their number.
 def train(
     *overrides: str,
     recipe: str,
     output: str = "",
     j: str = "1x1",
+    size: str = "local",
     image: str = "",
-    cpu: int = 0,
-    gpu: int = 0,
-    memMB: int = 8192,
+    mounts: str = "",
     max_retries: int = 0,
     port: int = 0,
+    patience: int = 600,
 ) -> specs.AppDef:
     """Train a recipe on N nodes x M processes.
 
@@ -43,37 +57,160 @@ def train(
         recipe: a shipped recipe such as specformer.demo, or package.module:function from outside
         output: run folder that every node sees; runs/RECIPE-TIMESTAMP by default
         j: NODESxPROCESSES, or MINIMUM:NODESxPROCESSES for an elastic job
-        image: image for docker and kubernetes; fullrank:cpu, or fullrank:gpu with --gpu, by default
-        cpu: processor cores per node; 0 divides this machine's cores among the nodes
-        gpu: GPUs per node
-        memMB: memory per node in MiB, for schedulers that enforce it
+        size: of a node: a name in SIZES, or CORES:GPUS:MIB
+        image: image for docker and kubernetes; fullrank:cpu, or fullrank:gpu with GPUs, by default
+        mounts: for docker and kubernetes: type=bind|volume,src=FROM,dst=TO[,readonly][,type=...]
         max_retries: restarts after a failure, by torchrun in the job and by schedulers that requeue
         port: rendezvous port on node 0; 0 picks one that is free on this machine
+        patience: seconds that the other nodes wait for node 0 to answer before the job fails
     """
-    minimum, nodes, processes = parse_topology(j)
-    cores = cpu or max(1, (os.cpu_count() or 1) // nodes)
+    topology = parse_topology(j)
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe).strip("-.")
-    words = [
-        *("--rdzv-backend", "c10d", "--rdzv-id", specs.macros.app_id),
-        *("--nnodes", str(nodes) if minimum == nodes else f"{minimum}:{nodes}"),
-        *("--nproc-per-node", str(processes), "--max-restarts", str(max_retries)),
-        *("--tee", "3", "--role", ""),
-        *("-m", TRAINER_MODULE, recipe, "--output", output or f"runs/{slug}-{timestamp()}"),
-        *overrides,
-    ]
+    words = [TRAINER_MODULE, recipe, "--output", output or f"runs/{slug}-{timestamp()}", *overrides]
     port = port or free_port()
-    role = specs.Role(
-        name="train",
-        image=image or ("fullrank:gpu" if gpu else "fullrank:cpu"),
-        entrypoint="bash",
-        args=["-c", node_script(words, nodes, port, threads=max(1, cores // processes))],
-        num_replicas=nodes,
-        min_replicas=minimum if minimum != nodes else None,
-        max_retries=max_retries,
-        resource=specs.Resource(cpu=cores, gpu=gpu, memMB=memMB),
-        port_map={"c10d": port},
-    )
-    return specs.AppDef(name=slug.replace(".", "-"), roles=[role])
+    node = specs.Role(name="train", image=image, max_retries=max_retries)
+    node.resource = resource_of(size, topology[1])
+    script = torchrun_script(words, topology, node, port, patience)
+    return job(slug, node, script, mounts)
+
+
+def evaluate(
+    *options: str,
+    checkpoint: str,
+    data: str,
+    j: str = "1x1",
+    size: str = "local",
+    image: str = "",
+    mounts: str = "",
+    port: int = 0,
+    patience: int = 600,
+) -> specs.AppDef:
+    """Evaluate a checkpoint on N nodes x M processes; its metrics are a line of JSON in the log.
+
+    Args:
+        options: of trainer.evaluate, after `--`: -- --days 2026-01-15
+        checkpoint: a folder step-N, or a run's folder for its newest checkpoint
+        data: the log's folder or file
+        j: NODESxPROCESSES
+        size: of a node: a name in SIZES, or CORES:GPUS:MIB
+        image: image for docker and kubernetes; fullrank:cpu, or fullrank:gpu with GPUs, by default
+        mounts: for docker and kubernetes: type=bind|volume,src=FROM,dst=TO[,readonly][,type=...]
+        port: rendezvous port on node 0; 0 picks one that is free on this machine
+        patience: seconds that the other nodes wait for node 0 to answer before the job fails
+    """
+    topology = parse_topology(j)
+    words = [EVALUATION_MODULE, checkpoint, "--data", data, *options]
+    node = specs.Role(name="evaluate", image=image)
+    node.resource = resource_of(size, topology[1])
+    script = torchrun_script(words, topology, node, port or free_port(), patience)
+    return job("evaluate", node, script, mounts)
+
+
+def ingest(
+    *logs: str,
+    schema: str,
+    output: str,
+    size: str = "local",
+    image: str = "",
+    mounts: str = "",
+    max_retries: int = 0,
+) -> specs.AppDef:
+    """Turn raw logs into typed Parquet by day, on one node.
+
+    Args:
+        logs: files, folders and globs, and options of pipelines.ingest, after `--`
+        schema: the schema's YAML file
+        output: folder of the partitions
+        size: of the node: a name in SIZES, or CORES:GPUS:MIB
+        image: image for docker and kubernetes; fullrank:cpu by default
+        mounts: for docker and kubernetes: type=bind|volume,src=FROM,dst=TO[,readonly][,type=...]
+        max_retries: restarts after a failure, by schedulers that requeue
+    """
+    words = [INGESTION_MODULE, *logs, "--schema", schema, "--output", output]
+    node = specs.Role(name="ingest", image=image, max_retries=max_retries)
+    node.resource = resource_of(size, 1)
+    return job("ingest", node, python_script(words, node.resource.cpu), mounts)
+
+
+def nightly(
+    *options: str,
+    recipe: str,
+    data: str,
+    output: str,
+    date: str = "",
+    j: str = "1x1",
+    size: str = "local",
+    image: str = "",
+    mounts: str = "",
+    max_retries: int = 0,
+) -> specs.AppDef:
+    """Run a night on one node: train on the new days, compare, promote or refuse.
+
+    Args:
+        options: of `pipelines.run nightly`, after `--`: -- --first-days 3 -- --data.schema s.yaml
+        recipe: what to train
+        data: the log, in folders dt=YYYY-MM-DD
+        output: folder of nights and models
+        date: day to evaluate on, earlier days train; yesterday in UTC by default
+        j: 1xPROCESSES of a training; for more nodes: -- --launcher torchx --scheduler S -j NxM
+        size: of the node: a name in SIZES, or CORES:GPUS:MIB
+        image: image for docker and kubernetes; fullrank:cpu, or fullrank:gpu with GPUs, by default
+        mounts: for docker and kubernetes: type=bind|volume,src=FROM,dst=TO[,readonly][,type=...]
+        max_retries: restarts after a failure, by schedulers that requeue; made stages are kept
+    """
+    _, nodes, processes = parse_topology(j)
+    if nodes != 1:
+        raise ComponentValidationException(
+            f"-j: a night is one process that starts trainings; expected 1xPROCESSES, got {j!r}. "
+            "To train on more nodes: -- --launcher torchx --scheduler SCHEDULER -j NODESxPROCESSES"
+        )
+    day = date or timestamp(datetime.timedelta(days=-1), "%Y-%m-%d")
+    words = [PIPELINE_MODULE, "nightly", "--date", day, "--recipe", recipe, "--data", data]
+    words += ["--output", output, "-j", f"1x{processes}", *options]
+    resource = resource_of(size, 1)
+    node = specs.Role(name="nightly", image=image, max_retries=max_retries, resource=resource)
+    script = python_script(words, max(1, resource.cpu // processes))
+    return job(f"nightly-{day}", node, script, mounts)
+
+
+def resource_of(size: str, nodes: int) -> specs.Resource:
+    """Return what each of `nodes` gets: a named size, or CORES:GPUS:MIB.
+
+    Raises:
+        ComponentValidationException: it is neither.
+    """
+    numbers = re.fullmatch(r"(\d+):(\d+):([1-9]\d*)", size)
+    if not numbers and size not in SIZES:
+        raise ComponentValidationException(
+            f"--size: expected {', '.join(SIZES)} or CORES:GPUS:MIB such as 8:1:65536; got {size!r}"
+        )
+    cores, gpus, mib = map(int, numbers.groups()) if numbers else SIZES[size]
+    return specs.Resource(cpu=cores or max(1, (os.cpu_count() or 1) // nodes), gpu=gpus, memMB=mib)
+
+
+def job(name: str, node: specs.Role, script: str, mounts: str) -> specs.AppDef:
+    """Return the job whose nodes run `script`.
+
+    Raises:
+        ComponentValidationException: it would run other code than this, or `mounts` is wrong.
+    """
+    here = Path.cwd()
+    if not (here / ".torchxconfig").is_file() or not (here / "trainer").is_dir():
+        raise ComponentValidationException(
+            f"torchx takes the current folder for the project: it starts local and Slurm jobs in "
+            f"it and lays it over the image of docker and kubernetes jobs. Expected the checkout, "
+            f"with .torchxconfig and trainer/; got {here}. Change into the checkout first"
+        )
+    try:
+        node.mounts = specs.parse_mounts(mounts.split(",")) if mounts else []
+    except (KeyError, ValueError) as error:
+        raise ComponentValidationException(
+            f"--mounts: expected type=bind|volume,src=FROM,dst=TO[,readonly], one after another; "
+            f"got {mounts!r}: {error}"
+        ) from error
+    node.image = node.image or ("fullrank:gpu" if node.resource.gpu else "fullrank:cpu")
+    node.entrypoint, node.args = "bash", ["-c", script]
+    return specs.AppDef(name=name.replace(".", "-"), roles=[node])
 
 
 def parse_topology(j: str) -> tuple[int, int, int]:
@@ -94,32 +231,55 @@ def parse_topology(j: str) -> tuple[int, int, int]:
     )
 
 
-def node_script(words: list[str], nodes: int, port: int, threads: int) -> str:
-    """Return the bash line of one node; torchx turns `$$` into a dollar sign as it fills macros."""
-    # The interpreter that submits is the right one wherever its path exists: on this machine and on
-    # a cluster with a shared file system. In an image it does not exist; the image's python does.
-    lines = [
-        f"python={shlex.quote(sys.executable)}",
-        '[ -x "$$python" ] || python=python',
-        # Unset, torchrun would give each of several processes one thread, however many cores.
-        # Threads that wait for each other must not spin: on shared cores that costs tenfold.
-        f"export OMP_NUM_THREADS=$${{OMP_NUM_THREADS:-{threads}}} "
-        "OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} LOGLEVEL=$${LOGLEVEL:-WARNING}",
+def python_script(words: list[str], threads: int, meet: str = "", endpoint: str = "") -> str:
+    """Return a node's bash script, `python -m WORDS`; torchx turns `$$` into a dollar sign.
+
+    meet: lines that find node 0. endpoint: options of the command that only bash can fill in.
+    """
+    module, *others = words
+    command = [f'exec "$$python" -m {module}', endpoint, *(quote(word) for word in others)]
+    return f"""\
+# The interpreter that submits is the right one wherever its path exists: on this machine and on a
+# cluster with a shared file system. In an image it does not exist; the image's python does.
+python={shlex.quote(sys.executable)}
+[ -x "$$python" ] || python=python
+# Unset, torchrun would give each of several processes one thread, however many cores.
+# Threads that wait for each other must not spin: on shared cores that costs tenfold.
+export OMP_NUM_THREADS=$${{OMP_NUM_THREADS:-{threads}}}
+export OMP_WAIT_POLICY=$${{OMP_WAIT_POLICY:-passive}} LOGLEVEL=$${{LOGLEVEL:-WARNING}}
+{meet}{" ".join(filter(None, command))}
+"""
+
+
+def torchrun_script(
+    words: list[str], topology: tuple[int, int, int], node: specs.Role, port: int, patience: int
+) -> str:
+    """Return the script with which each node starts its processes; say in `node` how many nodes."""
+    minimum, nodes, processes = topology
+    node.num_replicas, node.min_replicas = nodes, minimum if minimum != nodes else None
+    node.port_map = {"c10d": port}
+    agent = [
+        *("torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-id", specs.macros.app_id),
+        *("--nnodes", str(nodes) if minimum == nodes else f"{minimum}:{nodes}"),
+        *("--nproc-per-node", str(processes), "--max-restarts", str(node.max_retries)),
+        *("--tee", "3", "--role", "", "-m", *words),
     ]
-    if nodes == 1:
-        rendezvous = "--rdzv-endpoint localhost:0"  # one agent: it binds a free port itself
-    else:
-        # On one machine every node must be reached over loopback: a laptop's own host name often
-        # resolves to an address that does not answer. (Node 0 being called localhost says nothing:
-        # Kubernetes calls it so in its own pod.)
-        lines.append(
-            "address=; case $$TORCHX_JOB_ID in local_cwd:*) address=--local-addr=localhost; esac"
-        )
-        lines.append(f"host=$${{{specs.macros.rank0_env}:-localhost}}")
-        rendezvous = f'$$address --rdzv-endpoint "$$host:{port}"'
-    quoted = " ".join(quote(word) for word in words)
-    lines.append(f'exec "$$python" -m torch.distributed.run {rendezvous} {quoted}')
-    return "; ".join(lines)
+    threads = max(1, node.resource.cpu // processes)
+    if nodes == 1:  # one agent: it binds a free port itself
+        return python_script(agent, threads, endpoint="--rdzv-endpoint localhost:0")
+    meet = f"""\
+node={specs.macros.replica_id} host=$${{{specs.macros.rank0_env}:-}} address=
+[ $$node != 0 ] || host=$${{host:-localhost}}
+case $$TORCHX_JOB_ID in
+# On one machine every node must be reached over loopback: a laptop's own host name often resolves
+# to an address that does not answer. (Node 0 being called localhost says nothing: Kubernetes calls
+# it so in its own pod.)
+local_cwd:*) address=--local-addr=localhost ;;
+# Elsewhere node 0 may be the last to start, and until then its name may not resolve.
+*) [ $$node = 0 ] || "$$python" -m {WAIT_MODULE} "$$host" {port} --seconds {patience} || exit ;;
+esac
+"""
+    return python_script(agent, threads, meet, f'$$address --rdzv-endpoint "$$host:{port}"')
 
 
 def quote(word: str) -> str:
@@ -134,6 +294,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def timestamp() -> str:
-    """Return the UTC time to the millisecond, sortable and safe in a file name."""
-    return datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
+def timestamp(shift: datetime.timedelta = datetime.timedelta(), form: str = "") -> str:
+    """Return the time in UTC, to the millisecond and safe in a file name, or by `form`."""
+    time = datetime.datetime.now(datetime.UTC) + shift
+    return time.strftime(form) if form else time.strftime("%Y%m%d-%H%M%S-%f")[:-3]

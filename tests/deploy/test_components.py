@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The launch component: what it asks of each scheduler, and that two local nodes meet."""
+"""The components: what they refuse, and the script that each node runs."""
 
-import contextlib
-import io
+import datetime
 import os
 import re
 import shlex
@@ -13,37 +12,42 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from torchx.cli.argparse_util import torchxconfig_run
-from torchx.cli.main import main as torchx
-from torchx.specs import macros
+from torchx.specs import AppDef, BindMount, VolumeMount, macros
+from torchx.specs.file_linter import get_fn_docstring
 from torchx.specs.finder import ComponentValidationException, get_component
 
-from deploy.components import free_port, parse_topology, train
+from deploy.components import (
+    SIZES,
+    evaluate,
+    free_port,
+    ingest,
+    nightly,
+    parse_topology,
+    train,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
-COMPONENT = f"{ROOT / 'deploy' / 'components.py'}:train"
-LAUNCH = [sys.executable, "-m", "torchx.cli.main", "run"]
+COMPONENTS = ROOT / "deploy" / "components.py"
 
 
-def dry_run(scheduler: str, *words: str) -> str:
-    out = io.StringIO()
-    torchxconfig_run.called_args.clear()  # torchx keeps the options it has seen on the class
-    with contextlib.redirect_stdout(out), contextlib.chdir(ROOT):  # .torchxconfig is read from here
-        torchx(["run", "--dryrun", "--workspace", "", "-s", scheduler, COMPONENT, *words])
-    return out.getvalue()
-
-
-def node_line(*overrides: str, recipe: str = "specformer.demo", **settings: Any) -> str:
-    """The bash line of node 0 as a scheduler runs it: with torchx's macros filled in."""
-    (role,) = train(*overrides, recipe=recipe, **settings).roles
+def script(app: AppDef, node: int = 0) -> str:
+    """A node's bash script as a scheduler runs it: with torchx's macros filled in."""
+    (role,) = app.roles
     assert (role.entrypoint, role.args[0]) == ("bash", "-c")
-    values = macros.Values(img_root="", app_id="job-1", replica_id="0", rank0_env="NODE0")
+    values = macros.Values(img_root="", app_id="job-1", replica_id=str(node), rank0_env="NODE0")
     return values.apply(role).args[1]
 
 
-def test_torchx_accepts_the_component_as_written() -> None:
-    assert get_component(COMPONENT).validation_errors == []
+def node_line(*overrides: str, recipe: str = "specformer.demo", **settings: Any) -> str:
+    return script(train(*overrides, recipe=recipe, **settings))
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate", "ingest", "nightly"])
+def test_torchx_accepts_each_component_as_written_and_explains_each_flag(name: str) -> None:
+    component = get_component(f"{COMPONENTS}:{name}")
+    assert component.validation_errors == []
+    _, flags = get_fn_docstring(component.fn)
+    assert all(len(text) > 10 and "required" not in text for text in flags.values()), flags
 
 
 @pytest.mark.parametrize(
@@ -87,15 +91,15 @@ def test_without_an_output_each_run_gets_a_folder_named_after_recipe_and_time() 
 
 
 def test_cores_of_a_node_are_shared_among_its_processes() -> None:
-    assert "${OMP_NUM_THREADS:-4}" in node_line(cpu=8, j="1x2")
-    assert "${OMP_NUM_THREADS:-1}" in node_line(cpu=1, j="1x2")
-    assert " OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} " in node_line(cpu=8, j="1x2")
+    assert "${OMP_NUM_THREADS:-4}" in node_line(size="8:0:1024", j="1x2")
+    assert "${OMP_NUM_THREADS:-1}" in node_line(size="1:0:1024", j="1x2")
+    assert " OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} " in node_line(j="1x2")
 
 
 def test_gpu_jobs_use_the_gpu_image_unless_told_otherwise() -> None:
     assert train(recipe="r").roles[0].image == "fullrank:cpu"
-    assert train(recipe="r", gpu=8).roles[0].image == "fullrank:gpu"
-    assert train(recipe="r", gpu=8, image="mine:1").roles[0].image == "mine:1"
+    assert train(recipe="r", size="gpu8").roles[0].image == "fullrank:gpu"
+    assert train(recipe="r", size="gpu8", image="mine:1").roles[0].image == "mine:1"
 
 
 def test_retries_go_to_torchrun_and_to_the_scheduler() -> None:
@@ -114,15 +118,19 @@ def test_a_named_port_is_kept() -> None:
     assert ":29500" in node_line(j="2x1", port=29500)
 
 
-def run_node(line: str, folder: Path, **variables: str) -> list[str]:
-    """Run a node's line with a `python` that only prints its words; return them."""
+def run_node(line: str, folder: Path, code: int = 0, **variables: str) -> list[str]:
+    """Run a node's script with a `python` that only prints its words; return them."""
     python = folder / "python"
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    # Of waiting for node 0 it prints no word, but that it was asked for.
+    python.write_text(
+        '#!/bin/sh\n[ "$2" = deploy.wait ] && { shift; echo "$*"; exit ${WAIT_CODE:-0}; }\n'
+        'printf "%s\\n" "$@"\n'
+    )
     python.chmod(0o755)
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **variables}
     line = line.replace(sys.executable, "/nowhere/python")
     done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done.stdout.splitlines()
 
 
@@ -149,99 +157,90 @@ def test_only_nodes_that_share_a_machine_advertise_loopback(
     assert [word for word in words if word.endswith(":7") or "local-addr" in word] == addresses
 
 
-def test_local_cwd_starts_every_node_on_loopback_with_this_interpreter() -> None:
-    request = dry_run("local_cwd", "--recipe", "specformer.demo", "-j", "2x1").split("REQUEST")[1]
-    assert request.count("'TORCHX_RANK0_HOST': 'localhost'") == 2
-    # The printed request breaks long strings over lines.
-    text = re.sub(r"'\s+'", "", request)
-    assert text.count(f"python={sys.executable};") == 2
-    assert text.count("-m trainer.train specformer.demo --output runs/specformer.demo-") == 2
+WAIT = "deploy.wait pod-0.svc 7 --seconds 60"
 
 
-def test_local_docker_asks_for_two_containers() -> None:
-    out = dry_run("local_docker", "--recipe", "specformer.demo", "-j", "2x1", "--memMB", "4096")
-    assert out.count("image: fullrank:cpu") == 2
-    assert out.count("mem_limit: 4096m") == 2
-    assert "privileged: false" in out
+def test_every_node_but_the_first_waits_for_node_0_before_it_starts(tmp_path: Path) -> None:
+    job = train(recipe="toy", j="3x1", port=7, patience=60)
+    there = {"TORCHX_JOB_ID": "kubernetes://torchx/a", "NODE0": "pod-0.svc"}
+    assert run_node(script(job, 2), tmp_path, **there)[:3] == [WAIT, "-m", "torch.distributed.run"]
+    assert run_node(script(job, 0), tmp_path, **there)[0] == "-m"
+    local = {**there, "TORCHX_JOB_ID": "local_cwd://torchx/a"}
+    assert run_node(script(job, 2), tmp_path, **local)[0] == "-m"
 
 
-def test_slurm_gets_a_script_that_bash_can_parse() -> None:
-    out = dry_run("slurm", "--recipe", "toy", "-j", "2x4", "--gpu", "4", "--cpu", "16")
-    script = out[out.index("#!/bin/bash") :]
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-    assert script.count("--gpus-per-task=4") == 2
-    assert script.count("--cpus-per-task=16") == 2
-    assert "SLURM_JOB_NODELIST_HET_GROUP_0" in script
+def test_a_node_that_waited_in_vain_starts_nothing_and_fails(tmp_path: Path) -> None:
+    job = train(recipe="toy", j="2x1", port=7, patience=60)
+    there = {"TORCHX_JOB_ID": "kubernetes://torchx/a", "NODE0": "pod-0.svc"}
+    assert run_node(script(job, 1), tmp_path, code=1, **there, WAIT_CODE="1") == [WAIT]
 
 
-def test_kubernetes_gets_a_job_of_two_pods() -> None:
-    pytest.importorskip("kubernetes")
-    with pytest.warns(UserWarning, match="Volcano"):  # its retries, says torchx
-        out = dry_run("kubernetes", "--recipe", "toy", "-j", "2x1", "--max_retries", "2")
-    job = yaml.safe_load(out[out.index("apiVersion:") :])
-    assert [task["replicas"] for task in job["spec"]["tasks"]] == [1, 1]
-    assert [task["maxRetry"] for task in job["spec"]["tasks"]] == [2, 2]
-    assert job["spec"]["queue"] == "default"
+def test_an_evaluation_runs_on_all_nodes_and_processes() -> None:
+    job = evaluate("--days", "2026-01-02", checkpoint="runs/a b", data="logs", j="2x3")
+    assert job.roles[0].num_replicas == 2
+    words = shlex.split(script(job).split(" -m torch.distributed.run ")[1])
+    assert words[words.index("--nproc-per-node") + 1] == "3"
+    tail = words[words.index("-m") + 1 :]
+    assert tail == ["trainer.evaluate", "runs/a b", "--data", "logs", "--days", "2026-01-02"]
 
 
-def test_a_wrong_topology_ends_the_command_without_a_stack_trace() -> None:
-    with pytest.raises(SystemExit) as ending:
-        dry_run("local_cwd", "--recipe", "specformer.demo", "-j", "two")
-    assert ending.value.code == 1
+def test_an_ingestion_gets_its_logs_and_options_word_for_word(tmp_path: Path) -> None:
+    job = ingest("raw/*.csv", "--list-separator", "|", schema="s.yaml", output="data")
+    words = ["pipelines.ingest", "raw/*.csv", "--list-separator", "|"]
+    assert run_node(script(job), tmp_path) == [
+        "-m",
+        *words,
+        *["--schema", "s.yaml", "--output", "data"],
+    ]
 
 
-@pytest.mark.parametrize("document", ["README.md", "deploy/README.md"])
-def test_documented_commands_are_accepted(document: str) -> None:
-    text = (ROOT / document).read_text(encoding="utf-8").replace("\\\n", " ")
-    commands = re.findall(r"^\s*torchx run (-s local_cwd .*)$", text, re.MULTILINE)
-    assert commands
-    for command in commands:
-        _, scheduler, component, *words = shlex.split(command)
-        assert component == "deploy/components.py:train"
-        assert "-m trainer.train specformer.demo" in re.sub(
-            r"'\s+'", "", dry_run(scheduler, *words)
-        )
+def test_a_night_is_yesterdays_unless_a_date_is_given(tmp_path: Path) -> None:
+    night = {"recipe": "dlrm.demo", "data": "logs", "output": "nights"}
+    words = run_node(script(nightly(**night, j="1x2")), tmp_path)
+    assert words[:3] == ["-m", "pipelines.run", "nightly"]
+    assert words[-2:] == ["-j", "1x2"]
+    day = datetime.date.fromisoformat(words[words.index("--date") + 1])
+    assert datetime.datetime.now(datetime.UTC).date() - day <= datetime.timedelta(days=2)
+    job = nightly("--first-days", "3", "--", "--epochs", "2", **night, date="2026-01-08")
+    words = run_node(script(job), tmp_path)
+    assert words[words.index("--date") + 1] == "2026-01-08"
+    assert words[-5:] == ["--first-days", "3", "--", "--epochs", "2"]
 
 
-TOY = """
-import sys
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-total = torch.ones(1)
-dist.all_reduce(total)
-print(f"rank {dist.get_rank()} sees {total.item():.0f} of {sys.argv[1:]}", flush=True)
-if "--fail" in sys.argv and dist.get_rank() == 1:
-    sys.exit(3)
-dist.barrier()  # as in training, nobody finishes whose partner has failed
-dist.destroy_process_group()
-"""
+def test_a_night_on_two_nodes_is_refused_with_the_way_to_train_on_two() -> None:
+    with pytest.raises(ComponentValidationException, match="--launcher torchx --scheduler"):
+        nightly(recipe="dlrm.demo", data="logs", output="nights", j="2x1")
 
 
-def launch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Launch a stand-in for the trainer; torchx starts local nodes in the current folder."""
-    (folder / "trainer").mkdir()
-    (folder / "trainer" / "train.py").write_text(TOY)
-    command = [*LAUNCH, "-s", "local_cwd", COMPONENT, "--recipe", "toy", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+def test_sizes_are_named_or_spelled_out() -> None:
+    for name, (cores, gpus, mib) in SIZES.items():
+        resource = train(recipe="r", size=name, j="1x2").roles[0].resource
+        assert (resource.cpu, resource.gpu, resource.memMB) == (cores or os.cpu_count(), gpus, mib)
+    resource = train(recipe="r", size="16:4:65536").roles[0].resource
+    assert (resource.cpu, resource.gpu, resource.memMB) == (16, 4, 65536)
+    for size in ("huge", "", "4", "4:1", "4:1:0", "-4:1:100"):
+        with pytest.raises(ComponentValidationException, match=r"--size: expected local.* got"):
+            train(recipe="r", size=size)
 
 
-@pytest.mark.launch
-def test_two_local_nodes_meet_and_both_are_heard(tmp_path: Path) -> None:
-    done = launch(tmp_path, "-j", "2x1", "--output", "out", "--", "--data.path", "a b")
-    assert done.returncode == 0, done.stderr
-    words = ["toy", "--output", "out", "--data.path", "a b"]
-    for rank in range(2):
-        assert f"rank {rank} sees 2 of {words}" in done.stderr
-    assert {line.split()[0] for line in done.stderr.splitlines() if " sees " in line} == {
-        "train/0",
-        "train/1",
-    }
+def test_mounts_are_torchx_mounts() -> None:
+    mounts = "type=bind,src=/data/logs,dst=/workspace/logs,readonly,type=volume,src=runs,dst=/runs"
+    bind, volume = train(recipe="r", mounts=mounts).roles[0].mounts
+    assert isinstance(bind, BindMount) and bind.read_only and bind.src_path == "/data/logs"
+    assert isinstance(volume, VolumeMount) and volume.src == "runs" and not volume.read_only
+    for wrong in ("/data:/workspace", "type=disk,src=a,dst=b", "type=bind,src=/a"):
+        with pytest.raises(ComponentValidationException, match="--mounts: expected type=bind"):
+            train(recipe="r", mounts=wrong)
 
 
-@pytest.mark.launch
-def test_the_command_fails_when_one_rank_fails(tmp_path: Path) -> None:
-    done = launch(tmp_path, "-j", "2x1", "--", "--fail")
-    assert done.returncode == 1, done.stderr
-    assert "exitcode  : 3" in done.stderr
+def test_a_launch_from_another_folder_is_refused_before_it_ships_that_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ComponentValidationException, match=f"got {re.escape(str(tmp_path))}. Ch"):
+        train(recipe="r")
+    (tmp_path / ".torchxconfig").touch()  # of another project
+    with pytest.raises(ComponentValidationException, match=r"Expected the checkout"):
+        ingest(schema="s.yaml", output="data")
+    (tmp_path / "trainer").mkdir()
+    assert train(recipe="r").roles

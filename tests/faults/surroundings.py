@@ -105,6 +105,7 @@ def under_torchx(place: Place) -> str:
     # takes the true one in its place.
     (place.folder / "trainer").mkdir()
     (place.folder / "trainer" / "__init__.py").touch()
+    (place.folder / ".torchxconfig").touch()
     kill = at(5, "kill", 1)
     arguments = [str(place.harness.logs), str(place.output), [], [kill]]
     lines = [

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""What each scheduler is asked for by each component, and that documented commands are accepted."""
+
+import contextlib
+import io
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from torchx.cli.argparse_util import torchxconfig_run
+from torchx.cli.main import main as torchx
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = {
+    "train": "--recipe specformer.demo -j 2x1 -- --data.path logs",
+    "evaluate": "--checkpoint runs/mine --data logs -j 2x1 -- --days 2026-01-08",
+    "ingest": "--schema schema.yaml --output data -- raw/*.csv",
+    "nightly": "--recipe dlrm.demo --data logs --output nights --date 2026-01-08 -- --first-days 3",
+}
+COMMANDS = {
+    "train": "-m trainer.train specformer.demo --output runs/specformer.demo-",
+    "evaluate": "-m trainer.evaluate runs/mine --data logs --days 2026-01-08",
+    "ingest": "-m pipelines.ingest 'raw/*.csv' --schema schema.yaml --output data",
+    "nightly": "-m pipelines.run nightly --date 2026-01-08 --recipe dlrm.demo --data logs "
+    "--output nights -j 1x1 --first-days 3",
+}
+NODES = {"train": 2, "evaluate": 2, "ingest": 1, "nightly": 1}
+each_component = pytest.mark.parametrize("component", list(WORDS))
+
+
+def dry_run(scheduler: str, component: str, *words: str) -> str:
+    """Return what a scheduler would be asked for, as torchx prints it."""
+    out = io.StringIO()
+    torchxconfig_run.called_args.clear()  # torchx keeps the options it has seen on the class
+    file = f"{ROOT / 'deploy' / 'components.py'}:{component}"
+    with contextlib.redirect_stdout(out), contextlib.chdir(ROOT):  # .torchxconfig is read from here
+        torchx(["run", "--dryrun", "--workspace", "", "-s", scheduler, file, *words])
+    return out.getvalue().split("=== SCHEDULER REQUEST ===")[1]
+
+
+def scripts(request: str) -> list[str]:
+    """The nodes' scripts in a printed request, each string of which is broken over lines."""
+    text = re.sub(r"(['\"])\n\s+(['\"])", "", request)
+    return re.findall(r"# The interpreter that submits.*?exec [^\n]*", text, re.DOTALL)
+
+
+@each_component
+def test_local_cwd_starts_the_nodes_with_this_interpreter(component: str) -> None:
+    request = dry_run("local_cwd", component, *shlex.split(WORDS[component]))
+    assert request.count("'TORCHX_RANK0_HOST': 'localhost'") == NODES[component]
+    found = scripts(request)
+    assert len(found) == NODES[component]
+    for script in found:
+        assert f"python={sys.executable}\\n" in script
+        assert COMMANDS[component] in script.replace('\\"', '"').replace("\\'", "'")
+
+
+@each_component
+def test_local_docker_asks_for_a_container_per_node(component: str) -> None:
+    mounts = "type=bind,src=/data/logs,dst=/workspace/logs,readonly"
+    flags = ["--size", "1:0:4096", "--mounts", mounts]
+    request = dry_run("local_docker", component, *flags, *shlex.split(WORDS[component]))
+    containers = yaml.safe_load(re.sub(r"!!python/\S+", "", request))
+    assert len(containers) == NODES[component]
+    for container in containers:
+        assert container["image"] == "fullrank:cpu"
+        assert container["kwargs"]["mem_limit"] == "4096m"
+        assert container["kwargs"]["privileged"] is False
+        assert container["kwargs"]["mounts"][0]["dictitems"]["ReadOnly"] is True
+        assert COMMANDS[component] in container["command"][-1]
+
+
+@each_component
+def test_slurm_gets_a_script_that_bash_can_parse(component: str) -> None:
+    flags = ["--size", "16:0:65536"] if component == "ingest" else ["--size", "16:4:65536"]
+    request = dry_run("slurm", component, *flags, *shlex.split(WORDS[component]))
+    script = request[request.index("#!/bin/bash") :]
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert script.count("--cpus-per-task=16") == NODES[component]
+    assert script.count("--gpus-per-task=4") == (0 if component == "ingest" else NODES[component])
+    assert ("SLURM_JOB_NODELIST_HET_GROUP_0" in script) == (NODES[component] > 1)
+
+
+def pods(job: dict[str, Any]) -> list[dict[str, Any]]:
+    return [task["template"] for task in job["spec"]["tasks"]]
+
+
+@each_component
+def test_kubernetes_gets_a_volcano_job_of_valid_pods(component: str) -> None:
+    mounts = "type=volume,src=fullrank-runs,dst=/workspace/runs"
+    flags = [] if component == "evaluate" else ["--max_retries", "2"]
+    with warnings.catch_warnings(record=True):  # Volcano's retries, says torchx
+        warnings.simplefilter("always")
+        request = dry_run(
+            "kubernetes", component, *flags, "--mounts", mounts, *shlex.split(WORDS[component])
+        )
+    job = yaml.safe_load(request)
+    assert job["spec"]["queue"] == "default"  # from .torchxconfig
+    assert [task["replicas"] for task in job["spec"]["tasks"]] == [1] * NODES[component]
+    for task in job["spec"]["tasks"]:
+        assert task.get("maxRetry") == (2 if flags else None)
+    for pod in pods(job):
+        kubernetes_validate.validate(
+            {"apiVersion": "v1", "kind": "Pod", **pod}, "1.34", strict=True
+        )
+        (container,) = pod["spec"]["containers"]
+        assert COMMANDS[component] in container["command"][-1]
+        assert container["volumeMounts"][-1]["mountPath"] == "/workspace/runs"
+
+
+def test_a_wrong_topology_ends_the_command_without_a_stack_trace() -> None:
+    with pytest.raises(SystemExit) as ending:
+        dry_run("local_cwd", "train", "--recipe", "specformer.demo", "-j", "two")
+    assert ending.value.code == 1
+
+
+@pytest.mark.parametrize("document", ["README.md", "deploy/README.md"])
+def test_documented_launches_are_accepted(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = re.findall(r"^\s*torchx run (.*)$", text, re.MULTILINE)
+    assert commands
+    for command in commands:
+        words = [word for word in shlex.split(command) if not word.startswith("--dryrun")]
+        scheduler, (file, component) = words[words.index("-s") + 1], words[2].split(":")
+        assert words[0] == "-s" and file == "deploy/components.py", command
+        assert COMMANDS[component].split()[1] in dry_run(scheduler, component, *words[3:])
