@@ -29,7 +29,16 @@ from trainer.memory import check_tables
 from trainer.metrics import undefined
 from trainer.optimizer import learning_rates
 from trainer.parallelize import plain_parts
-from trainer.resume import begin, describe, greet, restore_gathered, resume, tensors
+from trainer.resume import (
+    begin,
+    count_out_of_range,
+    describe,
+    greet,
+    plan_steps,
+    restore_gathered,
+    resume,
+    tensors,
+)
 from trainer.run_folder import CONFIG, CURVES, EVALUATIONS, METRICS, RANKS, checkpoints_of, claim
 from trainer.runtime import RunError, Runtime
 from trainer.saver import Saver
@@ -67,12 +76,12 @@ class Trainer:
         self.parallel, self.dense, self.precision, self.pipeline = training
         standardize(self.parallel.model, self.train_loader.files, config.schema, runtime)
         self.state = TrainState(self.parallel, self.dense, runtime)
-        self.step = self.rows = self.epoch = self.epoch_start = 0
+        self.step = self.rows = self.epoch = self.epoch_start = self.padded_rows = 0
         self.train_seconds = self.wait_seconds = 0.0
         self.clock = 0.0, 0.0
         self.ranks: list[dict[str, Any]] = []
         self.reasons: list[str] = []
-        steps_per_epoch = len(self.train_loader)
+        self.steps_per_epoch = len(self.train_loader)
         self.inherited: Inherited | None = None
         self.origin: dict[str, str] | None = None
         self.gathered: Any = None  # manifest and examples, until there is something that reports
@@ -80,21 +89,7 @@ class Trainer:
             resume(self, resume_from)
         elif config.inherit.active:
             self.inherited = begin(self)
-        # At another world size than before, the rest of an epoch takes other steps than planned.
-        rest = len(self.train_loader) - self.train_loader.step
-        self.total_steps = self.step + rest + (config.epochs - self.epoch - 1) * steps_per_epoch
-        if config.max_steps:
-            self.total_steps = min(self.total_steps, config.max_steps)
-        self.end_step = self.total_steps
-        if config.stop_epoch:
-            epochs = config.stop_epoch - self.epoch - 1
-            self.end_step = min(self.total_steps, self.step + rest + epochs * steps_per_epoch)
-        if self.inherited is not None and self.step >= self.end_step:
-            raise ValueError(
-                f"epochs: the run that data_position comes from has trained {self.epoch} epochs "
-                f"({self.step:,} steps), which leaves none to train; raise epochs, or begin anew "
-                "with --inherit.sources data_position fresh"
-            )
+        self.total_steps, self.end_step = plan_steps(self)
         self.schedule = config.dense.schedule.build(
             self.total_steps, self.dense.optimizer, self.parallel.fused_optimizer
         )
@@ -204,7 +199,9 @@ class Trainer:
         self.weights.add(predictions.weights)
         # Every step takes full batches but the last of an epoch, which is padded.
         before, end = self.rows, (self.epoch + 1) * self.train_loader.num_rows
-        self.rows = min(before + predictions.labels.shape[0] * self.runtime.world_size, end)
+        taken = before + predictions.labels.shape[0] * self.runtime.world_size
+        self.rows = min(taken, end)
+        self.padded_rows += taken - self.rows
         self.telemetry.update(
             StepReport(
                 step=self.step,
@@ -262,10 +259,13 @@ class Trainer:
             "world_size": self.runtime.world_size,
             "steps": self.step,
             "train_rows": self.rows,
+            # What evens out the last step of an epoch over the ranks.
+            "remainder": "padded with rows of weight 0",
+            "padded_rows": self.padded_rows,
             "skipped_steps": self.precision.num_skipped,
             "pipelined_modules": self.pipeline.num_pipelined,
             "dense_parallelism": self.config.parallel.describe(),
-            "out_of_range": self.tables.out_of_range(self.train_loader, self.test_loader),
+            "out_of_range": count_out_of_range(self),
             **self.tables.counts,
             "alarms": sorted({*self.telemetry.alarms, *self.weights.first_steps}),
         }

@@ -37,6 +37,8 @@ RUN: dict[str, type | tuple[type, ...]] = {
     "position": (dict, type(None)),
     "train_seconds": (int, float),
     "wait_seconds": (int, float),
+    "padded_rows": int,
+    "out_of_range": dict,
     "precision": dict,
     "ranks": list,
     "config": dict,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def describe(trainer: Trainer) -> dict[str, Any]:
-    """Return what a checkpoint's manifest says of a run after its current step."""
+    """Return what a checkpoint's manifest says of a run after its current step. Collective."""
     config, loader = trainer.config, trainer.train_loader
     return {
         "rows": trainer.rows,
@@ -40,6 +40,8 @@ def describe(trainer: Trainer) -> dict[str, Any]:
         else None,
         "train_seconds": trainer.train_seconds,
         "wait_seconds": trainer.wait_seconds,
+        "padded_rows": trainer.padded_rows,
+        "out_of_range": count_out_of_range(trainer),
         "precision": trainer.precision.state_dict(),
         "ranks": trainer.ranks,
         "config": to_dict(config),
@@ -53,6 +55,15 @@ def describe(trainer: Trainer) -> dict[str, Any]:
         "telemetry": trainer.telemetry.state_dict(),
         "weights": trainer.weights.state_dict(),
     }
+
+
+def count_out_of_range(trainer: Trainer) -> dict[str, int]:
+    """Return how many ids, by feature, read row 0 in what was trained and evaluated. Collective."""
+    loader = trainer.train_loader
+    # Of the epoch in progress without what the pipeline has taken ahead.
+    step = trainer.step - trainer.epoch_start if loader.epoch == trainer.epoch else None
+    evaluated = trainer.test_loader.out_of_range()
+    return trainer.tables.out_of_range(loader.out_of_range(step), evaluated)
 
 
 def tensors(trainer: Trainer) -> dict[str, Any]:
@@ -133,11 +144,38 @@ def begin(trainer: Trainer) -> Inherited:
     return inherited
 
 
+def plan_steps(trainer: Trainer) -> tuple[int, int]:
+    """Return of how many steps the schedule is, and after which the run ends.
+
+    Raises:
+        ValueError: what the run inherits leaves none to train.
+    """
+    config, loader = trainer.config, trainer.train_loader
+    # At another world size than before, the rest of an epoch takes other steps than planned, and
+    # every later one what the whole of one takes.
+    rest = len(loader) - loader.step
+    total = trainer.step + rest + (config.epochs - trainer.epoch - 1) * trainer.steps_per_epoch
+    if config.max_steps:
+        total = min(total, config.max_steps)
+    end = total
+    if config.stop_epoch:
+        epochs = config.stop_epoch - trainer.epoch - 1
+        end = min(total, trainer.step + rest + epochs * trainer.steps_per_epoch)
+    if trainer.inherited is not None and trainer.step >= end:
+        raise ValueError(
+            f"epochs: the run that data_position comes from has trained {trainer.epoch} epochs "
+            f"({trainer.step:,} steps), which leaves none to train; raise epochs, or begin anew "
+            "with --inherit.sources data_position fresh"
+        )
+    return total, end
+
+
 def restore_gathered(trainer: Trainer) -> None:
     """Let reports and alarms go on gathering where the run that is resumed has left them."""
     if trainer.gathered is not None:
         manifest, examples = trainer.gathered
         trainer.telemetry.load_state_dict(manifest["telemetry"], examples)
+        trainer.tables.restore(manifest["out_of_range"])
         if manifest["position"] is not None:
             trainer.weights.load_state_dict(manifest["weights"])
         trainer.gathered = None
@@ -146,7 +184,7 @@ def restore_gathered(trainer: Trainer) -> None:
 def take_position(trainer: Trainer, manifest: dict[str, Any]) -> None:
     """Go on from the step, and the row of the log, that a checkpoint's manifest gives."""
     trainer.step, trainer.rows = manifest["step"], manifest["rows"]
-    trainer.epoch = manifest["epoch"]
+    trainer.epoch, trainer.padded_rows = manifest["epoch"], manifest["padded_rows"]
     if manifest["position"] is None:
         trainer.train_loader.set_epoch(trainer.epoch)
     else:

@@ -10,7 +10,7 @@ Shapes: R ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from embeddings.stats import (
 )
 from models.batch import Batch
 from trainer.curves import append, truncate
-from trainer.data.loader import Loader
 from trainer.parallelize import Parallel
 from trainer.run_folder import TABLES
 from trainer.runtime import Runtime
@@ -51,6 +50,7 @@ class TableWatch:
         self._interval = interval_steps
         self._window = IdWindow(layer.schema)
         self._steps = 0
+        self._before: Mapping[str, int] = {}
 
     def start(self, output: Path, step: int) -> None:
         """Write to `output` from now on, after `step` finished steps."""
@@ -91,19 +91,27 @@ class TableWatch:
             found = {"features": len(self._layer.schema.sparse), **found}
             self.counts = {f"step_{name}": number for name, number in found.items()}
 
-    def out_of_range(self, *loaders: Loader) -> dict[str, int]:
-        """Return how many ids of each feature of policy `count` the loaders replaced. Collective.
+    def out_of_range(self, *counted: Mapping[str, int]) -> dict[str, int]:
+        """Return how many ids of each feature of policy `count` were replaced. Collective.
 
-        Since the loaders were built, on all ranks.
+        counted: what this rank's loaders have counted since they were built; with it goes what
+          `restore` was given.
         """
         schema = self._layer.schema
         names = [feature.name for feature in schema.sparse if feature.out_of_range == "count"]
         if not names:
             return {}
-        numbers = [sum(loader.out_of_range[name] for loader in loaders) for name in names]
+        numbers = [sum(counts.get(name, 0) for counts in counted) for name in names]
         total = torch.tensor(numbers, device=self._runtime.device)
         dist.all_reduce(total, group=self._runtime.group)
-        return dict(zip(names, total.tolist(), strict=True))
+        return {
+            name: number + self._before.get(name, 0)
+            for name, number in zip(names, total.tolist(), strict=True)
+        }
+
+    def restore(self, out_of_range: Mapping[str, int]) -> None:
+        """Go on from what `out_of_range` has returned, on all ranks, to a run that is resumed."""
+        self._before = out_of_range
 
     @contextmanager
     def evaluation(self, step: int) -> Iterator[None]:

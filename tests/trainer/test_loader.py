@@ -9,15 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embeddings.schema import Table
+from tests.support.crashes import LAYOUTS, ORDERS, rows_over_crashes, runs
 from tests.support.logs import SCHEMA, loaders, rows_of, same, write_log
 from trainer.data.loader import LoaderConfig
 from trainer.data.parquet import LogFile, discover, keep_rows
 from trainer.data.windows import Block
 
 DAYS = [f"2026-01-0{day}" for day in range(1, 6)]
-LAYOUTS = st.lists(st.lists(st.integers(0, 17), max_size=4), min_size=1, max_size=5).filter(
-    lambda layout: sum(map(sum, layout))
-)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +36,7 @@ def folders(tmp_path_factory):
 @given(
     LAYOUTS,
     st.integers(1, 4),
-    st.sampled_from(["shuffle", "time", "none"]),
+    st.sampled_from(ORDERS),
     st.integers(1, 7),
     st.integers(0, 40),
 )
@@ -62,39 +60,16 @@ def test_all_ranks_together_read_every_row_once_in_equally_many_steps(
     assert steps == {-(-total // (world_size * batch_size))}
 
 
-@given(
-    LAYOUTS,
-    st.lists(
-        st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(0, 20), st.integers(0, 5)),
-        min_size=1,
-        max_size=3,
-    ),
-    st.sampled_from(["shuffle", "time", "none"]),
-)
-@settings(deadline=None, max_examples=25)
-def test_an_epoch_interrupted_again_and_again_at_any_world_size_reads_every_row_once(
-    folders, layout, runs, order
+@given(LAYOUTS, st.lists(runs(), min_size=1, max_size=3), st.sampled_from(ORDERS))
+@settings(deadline=None, max_examples=30)
+def test_an_epoch_that_crashes_again_and_again_at_any_world_size_trains_every_row_once(
+    folders, layout, crashes, order
 ):
-    files, state, rows = folders(layout), None, []
-    for world_size, batch_size, shuffle_rows, stop in [*runs, (2, 3, 10, 10**9)]:
-        config = LoaderConfig(batch_size=batch_size, shuffle_rows=shuffle_rows, order=order)
-        states = []
-        for loader in loaders(files, config, world_size):
-            if state is not None:
-                loader.load_state_dict(state)
-            taken = []
-            for batch in loader if loader.step < len(loader) else ():
-                taken.append(batch)
-                if len(taken) > stop:
-                    break
-            rows += rows_of(taken)
-            states.append(loader.state_dict())
-        assert all(other == states[0] for other in states), "ranks agree on the position"
-        state = pickle.loads(pickle.dumps(states[0]))
+    rows = rows_over_crashes(folders(layout), crashes, order)
     assert sorted(rows) == list(range(sum(map(sum, layout))))
 
 
-@pytest.mark.parametrize("order", ["shuffle", "time", "none"])
+@pytest.mark.parametrize("order", ORDERS)
 def test_a_resumed_loader_gives_the_batches_of_an_uninterrupted_one(folders, order):
     files = folders([[17, 9], [30], [5, 5, 5]])
     config = LoaderConfig(batch_size=3, shuffle_rows=12, order=order)
@@ -211,8 +186,15 @@ def test_out_of_range_values_are_counted(many):
     tables = [*SCHEMA.tables[:3], Table(name="tiny", num_embeddings=4, embedding_dim=4)]
     schema = dataclasses.replace(SCHEMA, sparse=tuple(sparse), tables=tuple(tables))
     loader = LoaderConfig(batch_size=50).build(many, schema)
-    rows = rows_of(loader)
-    assert loader.out_of_range == {"place": sum(row % 5 > 2 for row in rows)}
+    batches = list(loader)
+    outside = [sum(row % 5 > 2 for row in rows_of([batch])) for batch in batches]
+    assert loader.out_of_range() == {"place": sum(outside)}
+    assert loader.out_of_range(len(batches) - 2) == {"place": sum(outside[:-2])}
+    loader.set_epoch(1)
+    assert loader.out_of_range() == {"place": sum(outside)} == loader.out_of_range(0)
+    next(iter(loader))
+    assert loader.out_of_range(0) == {"place": sum(outside)}
+    assert loader.out_of_range().total() > sum(outside)
 
 
 @pytest.mark.parametrize(

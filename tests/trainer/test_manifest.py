@@ -14,6 +14,7 @@ from trainer.retention import prune
 SAVED = {"step": 1, "world_size": 1, "files": {}}
 WHOLE = {
     **{"rows": 1, "epoch": 0, "position": None, "train_seconds": 1.0, "wait_seconds": 0.0},
+    **{"padded_rows": 0, "out_of_range": {}},
     **{"precision": {}, "ranks": [], "config": {}, "families": {}, "telemetry": {}, "weights": {}},
     **{f"{name}_fingerprint": "0" for name in ("schema", "config", "routing")},
     **SAVED,

@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
@@ -77,18 +76,29 @@ def _counting(config: TrainConfig) -> TrainConfig:
 
 
 @pytest.mark.dist
-def test_ids_out_of_range_are_counted_over_all_ranks_and_exported_by_feature(
-    logs: Path, processes: Processes, tmp_path: Path
+def test_ids_out_of_range_and_padding_are_counted_exactly_over_ranks_a_crash_and_a_resume(
+    processes: Processes, tmp_path: Path
 ) -> None:
-    config = _counting(runs.small("dlrm.demo", logs))
+    rows, epochs = 333, 2
+    logs = runs.generate(tmp_path / "logs", rows_per_day=rows)
+    words = ("--epochs", str(epochs), "--checkpoint.interval-steps", "1")
+    config = _counting(runs.small("dlrm.demo", logs, *words))
     (feature,) = (f for f in config.schema.sparse if f.out_of_range == "count")
-    metrics = processes.run(runs.train, config, tmp_path)[0]
-    parts = [parquet.read_table(path, columns=[feature.column]) for path in logs.rglob("*.parquet")]
-    values = pa.concat_tables(parts)[feature.column].drop_null().to_pylist()
-    outside = sum(not 0 <= value <= 38 for value in values)
-    assert 0 < outside < len(values)
-    assert metrics["out_of_range"] == {feature.name: outside}
-    saved = json.loads((tmp_path / "metrics.json").read_text("utf-8"))
+    output = tmp_path / "run"
+    processes.run(runs.train_until, config, output, 4)  # the pipeline has read ahead
+    metrics = processes.run(runs.train, config, output)[0]
+    outside = {}
+    for day in runs.DAYS:
+        (path,) = (logs / f"dt={day}").glob("*.parquet")
+        values = parquet.read_table(path, columns=[feature.column])[feature.column]
+        outside[day] = sum(not 0 <= value <= 38 for value in values.drop_null().to_pylist())
+        assert 0 < outside[day] < rows
+    expected = epochs * outside[runs.DAYS[0]] + outside[runs.DAYS[1]]
+    assert metrics["out_of_range"] == {feature.name: expected}
+    # 167 rows on one rank, 166 and a row of padding on the other.
+    assert metrics["train_rows"] == epochs * rows and metrics["padded_rows"] == epochs
+    assert metrics["remainder"] == "padded with rows of weight 0"
+    saved = json.loads((output / "metrics.json").read_text("utf-8"))
     assert saved["out_of_range"] == metrics["out_of_range"]
     plain = runs.small("dlrm.demo", logs)
     assert all(f.out_of_range != "count" for f in plain.schema.sparse)

@@ -11,7 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.support.crashes import LAYOUTS, ORDERS, rows_over_crashes, runs
 from tests.support.logs import SCHEMA, loaders, same, write_log
 from trainer.data.loader import LoaderConfig
 from trainer.data.parquet import discover
@@ -36,6 +39,22 @@ def test_batches_do_not_depend_on_the_number_of_workers_and_one_file_feeds_many(
                 batches = list(one)
                 assert all(same(a, b) for a, b in zip(batches, other, strict=True))
             other.close()
+
+
+@given(
+    LAYOUTS,
+    st.lists(runs(max_workers=4, max_world_size=3), min_size=2, max_size=3),
+    st.sampled_from(ORDERS),
+)
+@settings(deadline=None, max_examples=4)
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+def test_an_epoch_that_crashes_under_any_number_of_ranks_and_workers_trains_every_row_once(
+    tmp_path_factory, layout, crashes, order
+):
+    days = [f"2026-01-0{day + 1}" for day in range(len(layout))]
+    folder = write_log(tmp_path_factory.mktemp("log"), layout, days)
+    rows = rows_over_crashes(discover(folder, None, SCHEMA), crashes, order)
+    assert sorted(rows) == list(range(sum(map(sum, layout))))
 
 
 def test_workers_resume_in_the_middle_of_an_abandoned_epoch(many):

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Sampler
 from embeddings.schema import Schema
 from models.batch import Batch
 from trainer.data.collate import assemble, empty_batch, pad_batch
+from trainer.data.counted import Counted
 from trainer.data.order import EpochOrder, Leg, Order, Window
 from trainer.data.parquet import LogFile
 from trainer.data.windows import Block, WindowDataset, unchanged
@@ -80,8 +81,7 @@ class LoaderConfig:
 class Loader:
     """Iterates the batches of one rank and epoch, on the CPU.
 
-    Attributes: files; epoch; step, the batches of the epoch that were handed out; out_of_range, the
-    number of `identity` values by feature that policy `count` sent to row 0 since it was built.
+    Attributes: files; epoch; step, the batches of the epoch that were handed out.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Loader:
             raise ValueError(f"loader: expected a rank in [0, {world_size - 1}], got {rank}")
         self.schema = schema
         self.config = config
-        self.out_of_range: Counter[str] = Counter()
+        self._counted = Counted()
         self.files = tuple(files)
         self._rank, self._world_size, self._seed = rank, world_size, seed
         content = repr(
@@ -169,6 +169,13 @@ class Loader:
                     )
         self._begin(state["epoch"], legs)
 
+    def out_of_range(self, step: int | None = None) -> Counter[str]:
+        """Return how many `identity` values, by feature, policy `count` has sent to row 0.
+
+        step: as of `state_dict`; of this loader, not of one whose position it has taken over.
+        """
+        return self._counted.total(self.step if step is None else step)
+
     def close(self) -> None:
         """End the worker processes; iterating again starts new ones."""
         workers, self._workers = self._workers, None
@@ -195,9 +202,9 @@ class Loader:
             if block.error:
                 self.close()
                 raise ValueError(block.error)
-            self.out_of_range += block.counts
-            for tensors in block.tensors():
+            for tensors, counts in zip(block.tensors(), block.counts, strict=True):
                 self.step += 1
+                self._counted.add(self.step, counts)
                 yield self._even(assemble(tensors, self.schema))
         while self.step < len(self):
             self.step += 1
@@ -211,6 +218,7 @@ class Loader:
     def _begin(self, epoch: int, legs: Sequence[Leg]) -> None:
         """Go to the end of `legs` of an epoch."""
         config = self.config
+        self._counted.end_epoch()
         here = Leg(self._world_size, config.batch_size, config.window_rows, 0)
         legs = [leg for leg in legs if leg.num_steps]
         done = 0

@@ -50,12 +50,13 @@ class Block:
     """The batches of one window, in one piece of memory.
 
     memory: uint8 tensor, or array if it goes by the pipe. slots: per batch, its arrays' places.
-    counts: out-of-range `identity` values by feature. error: what was wrong with the data.
+    counts: per batch, its out-of-range `identity` values by feature. error: what was wrong with the
+      data.
     """
 
     memory: Tensor | np.ndarray
     slots: list[tuple[Slot, ...]]
-    counts: Counter[str]
+    counts: list[Counter[str]]
     error: str = ""
 
     def tensors(self) -> list[list[Tensor]]:
@@ -84,7 +85,7 @@ class WindowDataset(Dataset[Block]):
 
     def __getitem__(self, window: Window) -> Block:
         """Read `window`; an error in the data comes back in the block."""
-        counts: Counter[str] = Counter()
+        counts: list[Counter[str]] = []
         try:
             return pack(self._batches(window, counts), counts)
         except ValueError as error:
@@ -92,7 +93,7 @@ class WindowDataset(Dataset[Block]):
             who = f"rank {self._rank}" + (f", loader worker {worker.id}" if worker else "")
             return Block(np.empty(0, np.uint8), [], counts, f"{who}: {error}")
 
-    def _batches(self, window: Window, counts: Counter[str]) -> list[BatchArrays]:
+    def _batches(self, window: Window, counts: list[Counter[str]]) -> list[BatchArrays]:
         """Read and permute a window's rows and convert them batch by batch."""
         parts, orders = [], []
         for piece, intervals in zip(window.pieces, window.intervals, strict=True):
@@ -113,14 +114,15 @@ class WindowDataset(Dataset[Block]):
         for first in range(0, records.num_rows, self._batch_size):
             try:
                 rows = records.slice(first, self._batch_size)
-                batches.append(self._collate(rows, counts, number))
+                counts.append(Counter())
+                batches.append(self._collate(rows, counts[-1], number))
             except RowError as error:
                 place = _place(window, orders, first + error.row)
                 raise ValueError(f"{error.message}, at {place}") from error
         return batches
 
 
-def pack(batches: list[BatchArrays], counts: Counter[str]) -> Block:
+def pack(batches: list[BatchArrays], counts: list[Counter[str]]) -> Block:
     """Copy batches into one block of memory."""
     slots, size = [], 0
     for batch in batches:
