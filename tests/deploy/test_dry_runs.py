@@ -9,13 +9,13 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from torchx.cli.argparse_util import torchxconfig_run
 from torchx.cli.main import main as torchx
+
+from tests.support.manifests import check, templates
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = {
@@ -88,10 +88,6 @@ def test_slurm_gets_a_script_that_bash_can_parse(component: str) -> None:
     assert ("SLURM_JOB_NODELIST_HET_GROUP_0" in script) == (NODES[component] > 1)
 
 
-def pods(job: dict[str, Any]) -> list[dict[str, Any]]:
-    return [task["template"] for task in job["spec"]["tasks"]]
-
-
 @each_component
 def test_kubernetes_gets_a_volcano_job_of_valid_pods(component: str) -> None:
     mounts = "type=volume,src=fullrank-runs,dst=/workspace/runs"
@@ -106,10 +102,8 @@ def test_kubernetes_gets_a_volcano_job_of_valid_pods(component: str) -> None:
     assert [task["replicas"] for task in job["spec"]["tasks"]] == [1] * NODES[component]
     for task in job["spec"]["tasks"]:
         assert task.get("maxRetry") == (2 if flags else None)
-    for pod in pods(job):
-        kubernetes_validate.validate(
-            {"apiVersion": "v1", "kind": "Pod", **pod}, "1.34", strict=True
-        )
+    check(job, "1.37")
+    for pod in templates(job):
         (container,) = pod["spec"]["containers"]
         assert COMMANDS[component] in container["command"][-1]
         assert container["volumeMounts"][-1]["mountPath"] == "/workspace/runs"
