@@ -34,11 +34,12 @@ from trainer.cadence import CheckpointConfig
 from trainer.data.loader import LoaderConfig
 from trainer.days import parse_days, parse_rows
 from trainer.optimizer import DenseOptimizerConfig
+from trainer.own_log import fit_recipe
 from trainer.parallelize import ParallelConfig
 from trainer.policies import InheritConfig
 from trainer.precision import PrecisionConfig
 from trainer.runtime import RuntimeConfig
-from trainer.settings import check_words
+from trainer.settings import check_words, last_value
 from trainer.telemetry import TelemetryConfig
 
 
@@ -215,6 +216,10 @@ def apply_overrides(config: TrainConfig, arguments: Sequence[str]) -> TrainConfi
     """
     if list(arguments) != ["--help"]:
         check_words(config, arguments)
+    # First, because the other settings may name its tables and fields.
+    path = last_value(arguments, "--data.schema")
+    if path:
+        config = fit_recipe(config, load_schema(path))
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
@@ -229,8 +234,8 @@ def apply_overrides(config: TrainConfig, arguments: Sequence[str]) -> TrainConfi
         if not stop.code:
             raise
         raise ValueError(_refusal(stop, errors.getvalue())) from None
-    if config.data.schema:
-        config = dataclasses.replace(config, schema=load_schema(config.data.schema))
+    if config.data.schema and config.data.schema != path:  # the recipe's own
+        config = fit_recipe(config, load_schema(config.data.schema))
     return config
 
 

@@ -97,6 +97,16 @@ def check_words(config: Any, words: Sequence[str]) -> None:
             )
 
 
+def last_value(words: Sequence[str], name: str) -> str:
+    """Return the last value that `words` give to the setting `name`, or an empty string."""
+    value = ""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        text, equals, rest = word.partition("=")
+        if text == name:
+            value = rest if equals else following
+    return value
+
+
 def describe_settings(config: Any) -> str:
     """Return all settings with their values, a paragraph a section."""
     paragraphs = []

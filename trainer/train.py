@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.config import apply_overrides, load_recipe, recipes
+from trainer.own_log import choose_split
 from trainer.settings import describe_settings
 
 USAGE = """\
@@ -44,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if {"-h", "--help", "--help-all"} & set(arguments):
             return show_settings(arguments)
         recipe, output, overrides = parse(arguments)
-        config = apply_overrides(load_recipe(recipe), overrides)
+        base = load_recipe(recipe)
+        config = apply_overrides(base, overrides)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -55,7 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         runtime = start(config.runtime)
-        Trainer(config, output, runtime).fit()
+        chosen, note = choose_split(config, base.data, output)
+        if note and runtime.is_first:
+            print(f"note: {note}", file=sys.stderr, flush=True)
+        Trainer(chosen, output, runtime).fit()
         runtime.stop()
 
     return exit_code(work)
