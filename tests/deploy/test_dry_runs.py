@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -35,13 +36,13 @@ NODES = {"train": 2, "evaluate": 2, "ingest": 1, "nightly": 1}
 each_component = pytest.mark.parametrize("component", list(WORDS))
 
 
-def dry_run(scheduler: str, component: str, *words: str) -> str:
+def dry_run(scheduler: str, component: str, *words: str, options: Sequence[str] = ()) -> str:
     """Return what a scheduler would be asked for, as torchx prints it."""
     out = io.StringIO()
     torchxconfig_run.called_args.clear()  # torchx keeps the options it has seen on the class
     file = f"{ROOT / 'deploy' / 'components.py'}:{component}"
     with contextlib.redirect_stdout(out), contextlib.chdir(ROOT):  # .torchxconfig is read from here
-        torchx(["run", "--dryrun", "--workspace", "", "-s", scheduler, file, *words])
+        torchx(["run", "--dryrun", "--workspace", "", "-s", scheduler, *options, file, *words])
     return out.getvalue().split("=== SCHEDULER REQUEST ===")[1]
 
 
@@ -121,7 +122,10 @@ def test_documented_launches_are_accepted(document: str) -> None:
     commands = re.findall(r"^\s*torchx run (.*)$", text, re.MULTILINE)
     assert commands
     for command in commands:
-        words = [word for word in shlex.split(command) if not word.startswith("--dryrun")]
-        scheduler, (file, component) = words[words.index("-s") + 1], words[2].split(":")
-        assert words[0] == "-s" and file == "deploy/components.py", command
-        assert COMMANDS[component].split()[1] in dry_run(scheduler, component, *words[3:])
+        words = shlex.split(command)
+        file = next(word for word in words if ":" in word)
+        before, after = words[: words.index(file)], words[words.index(file) + 1 :]
+        assert before[0] == "-s" and file.startswith("deploy/components.py:"), command
+        component = file.partition(":")[2]
+        request = dry_run(before[1], component, *after, options=before[2:])
+        assert COMMANDS[component].split()[1] in request
