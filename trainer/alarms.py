@@ -175,6 +175,11 @@ class LabelWeights:
         self._resumed = False
         self.begin_epoch(0)
 
+    @property
+    def ringing(self) -> bool:
+        """Whether a label had no weight at all in the latest interval."""
+        return bool(self._ringing)
+
     def begin_epoch(self, step: int) -> None:
         """Begin an epoch after `step` finished steps, or go on in the one that was resumed."""
         if self._resumed:

@@ -33,6 +33,7 @@ from models.tower import StreamTowerConfig
 from trainer.cadence import CheckpointConfig
 from trainer.data.loader import LoaderConfig
 from trainer.days import parse_days, parse_rows
+from trainer.exporter import ExportConfig
 from trainer.optimizer import DenseOptimizerConfig
 from trainer.own_log import fit_recipe
 from trainer.parallelize import ParallelConfig
@@ -98,6 +99,7 @@ class TrainConfig:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: TelemetryConfig = field(default_factory=TelemetryConfig)
+    telemetry: ExportConfig = field(default_factory=ExportConfig)
     inherit: InheritConfig = field(default_factory=InheritConfig)
     epochs: int = 1
     max_steps: int = 0

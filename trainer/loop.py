@@ -27,6 +27,7 @@ from trainer.evaluate import evaluate
 from trainer.inherit import Inherited, check_sources
 from trainer.memory import check_tables
 from trainer.metrics import undefined
+from trainer.monitor import watch
 from trainer.optimizer import learning_rates
 from trainer.parallelize import plain_parts
 from trainer.resume import (
@@ -123,6 +124,7 @@ class Trainer:
         """
         with self.telemetry, self.watchdog:
             try:
+                watch(self)
                 greet(self)
                 while self.step < self.end_step:
                     self._train_epoch(self.epoch)
@@ -189,7 +191,8 @@ class Trainer:
             tower = self.parallel.model.get_submodule("tower")
             assert isinstance(tower, SpecFormer)
             tower.set_warmup(self.step < self.config.spatial_warmup * self.total_steps)
-        with self.tables.step(self.step + 1):
+        interval = self.config.log.interval_steps
+        with self.tables.step(self.step + 1), self.pipeline.phases.step(self.step + 1, interval):
             predictions = self.pipeline.progress(batches)
         result = self.pipeline.last_step
         assert result is not None
@@ -213,6 +216,7 @@ class Trainer:
                 learning_rate=learning_rates(self.dense.optimizer)[0],
                 loss_scale=result.on_device.loss_scale,
                 skipped=result.on_device.num_skipped,
+                gradient_norm=result.on_device.gradient_norm,
                 counts=self.tables.counts,
             )
         )
@@ -238,7 +242,7 @@ class Trainer:
         with self.precision.autocast():
             ranks = diagnose_model(self.parallel, watch, model)
         self.watchdog.beat(f"evaluated after step {self.step:,}")
-        self.telemetry.evaluation(self.step, metrics)
+        self.telemetry.evaluation(self.step, metrics, ranks)
         reasons = undefined(metrics, [label.name for label in self.config.schema.labels])
         for line in reasons if reasons != self.reasons else ():
             self.telemetry.say(line)

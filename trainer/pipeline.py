@@ -19,6 +19,7 @@ from models.batch import Batch
 from trainer.clock import Clock
 from trainer.loss_scale import Step
 from trainer.parallelize import Parallel
+from trainer.phases import Phases
 from trainer.precision import Precision
 
 
@@ -59,6 +60,7 @@ class Pipeline(TrainPipelineSparseDist[Batch, Any]):
         self._clock = Clock(parallel.model, group, device)
         self._weight_sum: Tensor | None = None
         self.last_step: Step | None = None
+        self.phases = Phases(parallel.model.get_submodule("embeddings"), device)
 
     @property
     def num_pipelined(self) -> int:
@@ -74,17 +76,37 @@ class Pipeline(TrainPipelineSparseDist[Batch, Any]):
         """
         return super().progress(dataloader_iter)
 
+    def copy_batch_to_gpu(self, dataloader_iter: Iterator[Batch]) -> Any:
+        """Take the next batch and begin to copy it to the device."""
+        with self.phases.part("host_to_device"):
+            return super().copy_batch_to_gpu(dataloader_iter)
+
+    def start_sparse_data_dist(self, batch: Any, context: Any) -> None:
+        """Begin to exchange the ids of the next batch."""
+        with self.phases.part("communication"):
+            super().start_sparse_data_dist(batch, context)
+
+    def wait_sparse_data_dist(self, context: Any) -> None:
+        """Wait for the lengths of what is exchanged."""
+        with self.phases.part("communication"):
+            super().wait_sparse_data_dist(context)
+
+    def _next_batch(self, dataloader_iter: Iterator[Batch]) -> Batch | None:
+        with self.phases.part("input_wait"):
+            return super()._next_batch(dataloader_iter)
+
     def _forward(self, batch: Batch | None) -> tuple[Tensor, HasWeightSum]:
         if batch is not None:
             self._clock.set(batch)
-        with self.precision.autocast():
+        with self.phases.part("dense_forward"), self.precision.autocast():
             loss, predictions = self.precision.dense.forward(self.parallel.module, batch)
         self._weight_sum = predictions.weight_sum
         return loss, predictions
 
     def _backward(self, losses: Tensor) -> None:
         assert self._weight_sum is not None
-        self.precision.backward(losses, self._weight_sum)
+        with self.phases.part("backward"):
+            self.precision.backward(losses, self._weight_sum)
         if self.last_step is None and not self.parallel.config.find_unused_parameters:
             unused = self.precision.dense.unused()
             if unused:
@@ -94,7 +116,8 @@ class Pipeline(TrainPipelineSparseDist[Batch, Any]):
                 )
 
     def _optimizer_step(self) -> None:
-        self.last_step = self.precision.apply()
+        with self.phases.part("update"):
+            self.last_step = self.precision.apply()
 
     def _pipeline_model(self, batch: Any, context: Any, pipelined_forward: Any = None) -> None:
         super()._pipeline_model(

@@ -174,6 +174,7 @@ def restore_gathered(trainer: Trainer) -> None:
     """Let reports and alarms go on gathering where the run that is resumed has left them."""
     if trainer.gathered is not None:
         manifest, examples = trainer.gathered
+        trainer.saver.newest = manifest["step"], manifest.get("saved", 0.0)
         trainer.telemetry.load_state_dict(manifest["telemetry"], examples)
         trainer.tables.restore(manifest["out_of_range"])
         if manifest["position"] is not None:

@@ -28,7 +28,14 @@ INHERITED = "inherit.json"
 CHECKPOINTS = "checkpoints"
 # What may differ between a run and its continuation: it changes no result.
 _FREE = {
-    *("log", "checkpoint", "loader.num_workers", "loader.prefetch_windows", "loader.pin_memory"),
+    *(
+        "log",
+        "telemetry",
+        "checkpoint",
+        "loader.num_workers",
+        "loader.prefetch_windows",
+        "loader.pin_memory",
+    ),
     *("runtime.timeout_seconds", "runtime.hang_seconds"),
     # Who holds dense weights; checkpoints hold them whole, by name.
     *("parallel.dense", "parallel.zero", "parallel.bucket_megabytes"),

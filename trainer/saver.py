@@ -41,7 +41,9 @@ class Saver:
 
     say: is given lines for the log, and whether they are loud.
     Attributes: stalled_seconds, how long training has stood still for checkpoints; written_step,
-    the step of the newest one written by this process, or -1.
+    the step of the newest one written by this process, or -1, known when the next one begins;
+    newest, the step and time (seconds since 1970) of the newest complete one, known at once;
+    num_failed, how many could not be written.
     """
 
     def __init__(
@@ -56,6 +58,8 @@ class Saver:
         self.config = config
         self.stalled_seconds = 0.0
         self.written_step = -1
+        self.newest: tuple[int, float] | None = None
+        self.num_failed = 0
         self._runtime = runtime
         self._say = say
         self._staging = Staging()
@@ -150,10 +154,12 @@ class Saver:
         self._error = None
         try:
             checkpoint.save(tensors, self.directory, step, manifest, self._group)
+            self.newest = step, time.time()
             if self._runtime.is_first:
                 self._prune()
         except BaseException as error:  # raised, or said, by the thread that trains
             self._error = error
+            self.num_failed += 1
 
     def _prune(self) -> None:
         """Remove what no rule keeps; a file system that refuses costs space, not the run."""

@@ -38,13 +38,15 @@ from trainer.runtime import Runtime
 class TableWatch:
     """Counts and statistics of one run's tables.
 
-    Attributes: counts, of the latest sampled step, by name; empty before the first.
+    Attributes: counts, of the latest sampled step, by name; empty before the first. numbers, of the
+    latest evaluation, by table, on rank 0.
     """
 
     def __init__(self, parallel: Parallel, runtime: Runtime, interval_steps: int) -> None:
         layer = parallel.model.get_submodule("embeddings")
         assert isinstance(layer, EmbeddingLayer)
         self.counts: dict[str, int] = {}
+        self.numbers: dict[str, dict[str, Any]] = {}
         self._layer, self._parallel, self._runtime = layer, parallel, runtime
         self._path: Path | None = None
         self._interval = interval_steps
@@ -126,5 +128,7 @@ class TableWatch:
         ranks: list[Any] | None = [None] * self._runtime.world_size
         ranks = ranks if self._runtime.is_first else None
         dist.gather_object(own, ranks, dst=0, group=self._runtime.group)
-        if ranks is not None and self._path is not None:
-            append(self._path, {"step": step, "tables": merge_numbers(ranks)})
+        if ranks is not None:
+            self.numbers = merge_numbers(ranks)
+            if self._path is not None:
+                append(self._path, {"step": step, "tables": self.numbers})

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""What a run says while it trains: a progress bar or log lines, a curve file, alarms.
+"""What a run says of itself while it trains: a curve file, alarms, and whoever listens.
 
 Rank 0 speaks, always on stderr. Every `interval_steps` steps, and once more at the last step, it
 appends one JSON object to DIR/curves.jsonl: step, rows, seconds, loss, auc, rows_per_second,
-input_wait, learning_rate, loss_scale, skipped, nonfinite_steps, label_mean, prediction_*, alarms,
-and of a sampled step of all ranks (`trainer/tables.py`) step_features, step_lookups,
-step_collectives, step_ids_in, step_ids_sent, step_ids_looked_up, step_bytes_sent.
+input_wait, learning_rate, loss_scale, skipped, gradient_norm, nonfinite_steps, label_mean,
+prediction_*, alarms, and of a sampled step of all ranks (`trainer/tables.py`) step_features,
+step_lookups, step_collectives, step_ids_in, step_ids_sent, step_ids_looked_up, step_bytes_sent.
 Steps are counted from 1, so nothing is written at step 0. Loss is the mean over the interval's
 steps, AUC and the predictions' statistics those of the latest `window_examples` examples, both on
 rank 0; `input_wait` is the share of the interval's time that rank 0 spent waiting for the loader.
@@ -15,23 +15,19 @@ Between intervals nothing is read from the device, so that telemetry never stall
 
 from __future__ import annotations
 
-import datetime
-import json
 import math
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from trainer.alarms import Alarms
-from trainer.curves import append, json_ready, truncate
-from trainer.lines import evaluation_line, interval_line
+from trainer.console import Console, Mode
+from trainer.curves import append, truncate
+from trainer.lines import evaluation_line
 from trainer.timer import InputTimer
 from trainer.window import Losses, Window
 
@@ -47,7 +43,7 @@ class TelemetryConfig:
     """
 
     interval_steps: int = 50
-    mode: Literal["rich", "plain", "json", "quiet"] = "rich"
+    mode: Mode = "rich"
     window_examples: int = 65536
     alarm_after_steps: int = 200
     alarm_intervals: int = 3
@@ -70,7 +66,7 @@ class StepReport:
 
     step: finished steps, from 1. rows: examples of this step on all ranks. loss: 0-d, this rank's
     mean. predictions, labels, weights: (B, K) of this rank, or all None. skipped: steps skipped for
-    overflow so far. counts: more numbers for the curve.
+    overflow so far. gradient_norm: of the step, before clipping. counts: more for the curve.
     """
 
     step: int
@@ -82,14 +78,34 @@ class StepReport:
     learning_rate: float = math.nan
     loss_scale: Tensor | float = 1.0
     skipped: Tensor | int = 0
+    gradient_norm: Tensor | float = math.nan
     counts: Mapping[str, int] = field(default_factory=dict)
+
+
+class Listener(Protocol):
+    """Who else wants to know what a run says: an exporter, a writer of event files."""
+
+    def step(self, report: StepReport) -> None:
+        """Take note of a finished step, on every rank, without reading from the device."""
+
+    def interval(self, record: Mapping[str, Any]) -> None:
+        """Take note of a point of the curve, on rank 0."""
+
+    def evaluation(
+        self, step: int, metrics: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Take note of an evaluation, on every rank; ranks: what was diagnosed, on rank 0."""
+
+    def close(self) -> None:
+        """Finish. Safe to call twice."""
 
 
 class Telemetry:
     """The voice of a run; a context manager that reports the last step when it closes.
 
     output_dir: the run's folder. total_steps: None if unknown.
-    Attributes: timer (wrap the loader in `timer.watch`), alarms (name -> step of its first ring).
+    Attributes: timer (wrap the loader in `timer.watch`), alarms (name -> step of its first ring),
+    listeners (told of everything, closed with the run).
     """
 
     def __init__(
@@ -104,9 +120,8 @@ class Telemetry:
         self._window = Window(config.window_examples)
         self._losses = Losses()
         self._last: StepReport | None = None
-        self._progress: Progress | None = None
-        if self.speaks and config.mode == "rich" and sys.stderr.isatty():
-            self._progress = _progress_bar()
+        self._console = Console(config.mode, total_steps) if self.speaks else None
+        self.listeners: list[Listener] = []
         self._begun = False
 
     @property
@@ -123,7 +138,7 @@ class Telemetry:
         """
         self._begun = True
         self._started = self._interval_started = time.perf_counter()
-        self._first_step = self._written_step = self._interval_step = step
+        self._written_step = self._interval_step = step
         self._interval_wait = self.timer.seconds
         self._losses.reset()
         if not self.speaks:
@@ -132,21 +147,13 @@ class Telemetry:
         truncate(self.output_dir / "evaluations.jsonl", step)
         latest = truncate(self.output_dir / "curves.jsonl", step)
         self._rows = self._interval_rows = latest.get("rows", 0) if rows is None else rows
-        if self._progress is not None:
-            self._progress.start()
-            for task in self._progress.task_ids:
-                self._progress.remove_task(task)
-            # A new task, so that the steps of an earlier process do not count as speed.
-            self._task = self._progress.add_task(
-                "train",
-                total=self.total_steps,
-                completed=step,
-                text="starting",
-                steps=self._steps_text(step),
-            )
+        if self._console is not None:
+            self._console.start(step)
 
     def update(self, report: StepReport) -> None:
         """Take note of a finished step; report if an interval or the run ends with it."""
+        for listener in self.listeners:
+            listener.step(report)
         if not self.speaks:
             return
         if not self._begun:
@@ -157,15 +164,23 @@ class Telemetry:
         if report.predictions is not None:
             assert report.labels is not None and report.weights is not None
             self._window.add(report.predictions, report.labels, report.weights)
-        if self._progress is not None:
-            self._progress.update(
-                self._task, completed=report.step, steps=self._steps_text(report.step)
-            )
+        if self._console is not None:
+            self._console.step(report.step)
         if report.step % self.config.interval_steps == 0 or report.step == self.total_steps:
             self._report()
 
-    def evaluation(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Append an evaluation to DIR/evaluations.jsonl and say its main numbers."""
+    def evaluation(
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        ranks: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Append an evaluation to DIR/evaluations.jsonl and say its main numbers.
+
+        ranks: records of what was diagnosed beside it, for the listeners.
+        """
+        for listener in self.listeners:
+            listener.evaluation(step, metrics, ranks)
         if not self.speaks:
             return
         if not self._begun:
@@ -176,14 +191,8 @@ class Telemetry:
 
     def say(self, text: str, loud: bool = False) -> None:
         """Print a line on rank 0's stderr, above the progress bar; if quiet, only if `loud`."""
-        if not self.speaks or (self.config.mode == "quiet" and not loud):
-            return
-        line = f"{datetime.datetime.now():%H:%M:%S} {text}"
-        if self._progress is not None:
-            style, console = "bold red" if loud else None, self._progress.console
-            console.print(line, style=style, markup=False, highlight=False)
-        else:
-            print(line, file=sys.stderr, flush=True)
+        if self._console is not None:
+            self._console.say(text, loud)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what has been gathered for the next report, as plain data; that of rank 0 counts.
@@ -209,11 +218,13 @@ class Telemetry:
         return self._window.tensor()
 
     def close(self) -> None:
-        """Report steps that no interval has covered; stop the bar. Safe to call twice."""
+        """Report steps that no interval has covered; end all that listens. Safe to call twice."""
         if self._last is not None and self._last.step > self._written_step:
             self._report()
-        if self._progress is not None:
-            self._progress.stop()
+        for listener in self.listeners:
+            listener.close()
+        if self._console is not None:
+            self._console.close()
 
     def __enter__(self) -> Telemetry:
         """Begin at step 0, unless `start` has begun elsewhere."""
@@ -231,13 +242,10 @@ class Telemetry:
         rung = self._alarms.check(record)
         record["alarms"] = sorted(self._alarms.ringing)
         append(self.output_dir / "curves.jsonl", record)
-        if self.config.mode == "json":
-            print(json.dumps(json_ready(record)), file=sys.stderr, flush=True)
-        elif self._progress is not None:
-            self._progress.update(self._task, text=interval_line(record))
-        else:
-            steps, eta = self._steps_text(record["step"]), self._eta(record["step"])
-            self.say(f"step {steps}  {interval_line(record)}  eta {eta}")
+        for listener in self.listeners:
+            listener.interval(record)
+        if self._console is not None:
+            self._console.interval(record)
         for name, message in rung.items():
             self.say(f"ALARM {name} at step {record['step']:,}: {message}", loud=True)
 
@@ -258,6 +266,7 @@ class Telemetry:
             "learning_rate": report.learning_rate,
             "loss_scale": float(report.loss_scale),
             "skipped": int(report.skipped),
+            "gradient_norm": float(report.gradient_norm),
             "nonfinite_steps": steps - int(finite),
             **self._window.summary(),
             **report.counts,
@@ -267,27 +276,3 @@ class Telemetry:
         self._interval_wait = self.timer.seconds
         self._losses.reset()
         return record
-
-    def _steps_text(self, step: int) -> str:
-        return f"{step:,}/{self.total_steps:,}" if self.total_steps else f"{step:,}"
-
-    def _eta(self, step: int) -> str:
-        """Return the time left at this process' mean speed, as h:mm:ss, or '?'."""
-        if not self.total_steps:
-            return "?"
-        seconds = time.perf_counter() - self._started
-        done, left = step - self._first_step, self.total_steps - step
-        return str(datetime.timedelta(seconds=round(seconds * left / done))) if done else "?"
-
-
-def _progress_bar() -> Progress:
-    """Return the progress bar, on stderr."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[steps]}"),
-        TextColumn("{task.fields[text]}"),
-        TextColumn("eta"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )

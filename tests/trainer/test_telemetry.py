@@ -188,6 +188,7 @@ def clock(monkeypatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("trainer.timer.time", clock)
     monkeypatch.setattr("trainer.telemetry.time", clock)
+    monkeypatch.setattr("trainer.console.time", clock)
     return clock
 
 

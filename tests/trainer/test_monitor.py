@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: MIT
+"""A two-rank run shows both of its ranks in one place, and all that it knows of itself."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.runs import generate, small, train, train_until
+from trainer.config import TrainConfig
+from trainer.loop import Trainer
+from trainer.metric_list import METRICS, PHASES
+from trainer.runtime import Runtime
+
+# What a small run on a CPU has nothing to say of.
+ABSENT = {"rank_device_memory_bytes", "table_ids"}
+
+
+def scraped(folder: Path) -> str:
+    """Return what the exporter of the run in `folder` shows."""
+    (note,) = json.loads((folder / "exporter-0.json").read_text("utf-8"))
+    with urllib.request.urlopen(f"http://{note['targets'][0]}/metrics", timeout=10) as answer:
+        return answer.read().decode()
+
+
+def observed(runtime: Runtime, config: TrainConfig, output: Path) -> str:
+    """Run on this rank; return what rank 0 scrapes just before the run ends."""
+    trainer, text = Trainer(config, output, runtime), ""
+    wait = trainer.saver.wait
+
+    def scraping(last: bool = False) -> None:
+        nonlocal text
+        wait(last)
+        if last and runtime.is_first:
+            text = scraped(output)
+        if last:
+            dist.barrier()  # nobody leaves before
+
+    trainer.saver.wait = scraping
+    trainer.fit()
+    return text
+
+
+def series(text: str) -> dict[str, dict[tuple[str, ...], float]]:
+    """Return the samples by metric and label values, the run's name left out."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k != "run"}
+            name = sample.name.removeprefix("fullrank_")
+            found.setdefault(name, {})[tuple(labels[key] for key in sorted(labels))] = sample.value
+    return found
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return generate(tmp_path_factory.mktemp("logs"))
+
+
+@pytest.fixture(scope="module")
+def run(processes, logs, tmp_path_factory) -> tuple[Path, Any]:
+    output = tmp_path_factory.mktemp("runs") / "mine"
+    config = small("dlrm.demo", logs, "--telemetry.tensorboard")
+    texts = processes.run(observed, config, output)
+    return output, series(texts[0])
+
+
+@pytest.mark.dist
+def test_everything_on_the_list_is_there(run):
+    _, found = run
+    assert {metric.name for metric in METRICS} - found.keys() == ABSENT
+    assert found.keys() <= {metric.name for metric in METRICS}
+
+
+@pytest.mark.dist
+def test_both_ranks_are_merged_into_one_exporter(run):
+    output, found = run
+    assert found["ranks"] == found["ranks_expected"] == {(): 2}
+    assert set(found["rank_step"]) == {("0",), ("1",)}
+    waits = found["rank_input_wait_seconds_total"]
+    assert found["input_wait_seconds_total"][()] == pytest.approx(sum(waits.values()))
+    assert found["sampled_steps_total"][()] == 2 * found["steps_total"][()] == 10
+    assert not list(output.glob("exporter*")), "the note goes with the run"
+
+
+@pytest.mark.dist
+def test_the_numbers_are_those_of_the_run_s_own_files(run):
+    output, found = run
+    point = json.loads((output / "curves.jsonl").read_text("utf-8").splitlines()[-1])
+    metrics = json.loads((output / "metrics.json").read_text("utf-8"))
+    assert found["step"] == found["steps_expected"] == {(): metrics["steps"]}
+    assert found["rows_total"][()] == metrics["train_rows"] == 640
+    for name, key in (("loss", "loss"), ("auc", "auc"), ("gradient_norm", "gradient_norm")):
+        assert found[name][()] == point[key]
+    assert found["evaluation_auc"][()] == metrics["auc"]
+    assert found["evaluation_calibration_ratio"][()] == metrics["calibration"]
+    assert found["pipelined_modules"] == found["sharded_modules"]
+    assert found["pipelined_modules"][()] == metrics["pipelined_modules"] > 0
+    assert found["checkpoint_step"][()] == metrics["steps"]
+    assert abs(found["checkpoint_timestamp_seconds"][()] - time.time()) < 3600
+    tables = json.loads((output / "tables.jsonl").read_text("utf-8").splitlines()[-1])["tables"]
+    assert {table: (value,) for (table,), value in found["table_rows"].items()} == {
+        table: (numbers["rows"],) for table, numbers in tables.items()
+    }
+    assert sum(found["alarm_active"].values()) == 0
+
+
+@pytest.mark.dist
+def test_the_parts_of_sampled_steps_are_measured(run):
+    _, found = run
+    parts = {part: seconds for (part,), seconds in found["sampled_phase_seconds_total"].items()}
+    assert parts.keys() == set(PHASES)
+    for part in ("communication", "lookup", "dense_forward", "backward", "update"):
+        assert parts[part] > 0
+    # Every step is sampled here, and what a sample leaves out is between steps.
+    assert 0 < sum(parts.values()) <= found["train_seconds_total"][()]
+    assert 0 <= found["input_wait_ratio"][()] <= 1
+
+
+@pytest.mark.dist
+def test_a_process_that_goes_on_with_a_run_counts_from_nothing(processes, logs, tmp_path):
+    output = tmp_path / "mine"
+    config = small("dlrm.demo", logs, "--checkpoint.interval-steps", "2")
+    processes.run(train_until, config, output, 3)
+    found = series(processes.run(observed, config, output)[0])
+    assert (found["step"][()], found["steps_total"][()]) == (5, 3)
+    assert found["rows_total"][()] == 640 - 2 * 128
+    assert set(found["rank_step"]) == {("0",), ("1",)}
+
+
+@pytest.mark.dist
+def test_tensorboard_reads_what_a_run_writes(run):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    output, _ = run
+    events = EventAccumulator(str(output / "tensorboard"))
+    events.Reload()
+    points = [json.loads(line) for line in (output / "curves.jsonl").read_text().splitlines()]
+    found = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert found == [(point["step"], pytest.approx(point["loss"])) for point in points]
+    metrics = json.loads((output / "metrics.json").read_text("utf-8"))
+    (auc,) = events.Scalars("test/auc")
+    assert auc.value == pytest.approx(metrics["auc"])
+    assert any(tag.startswith("ranks/") for tag in events.Tags()["scalars"])
+
+
+@pytest.mark.dist
+def test_a_run_that_is_to_tell_nobody_listens_nowhere(processes, logs, tmp_path):
+    config = small("dlrm.demo", logs, "--telemetry.no-serve", "--max-steps", "1")
+    processes.run(train, config, tmp_path / "mine", world_size=1)
+    assert not list((tmp_path / "mine").glob("exporter*"))
