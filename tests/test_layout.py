@@ -236,6 +236,6 @@ def test_compose_starts_two_nodes_of_one_job() -> None:
     assert compose["networks"]["job"]["internal"] is True
 
 
-@pytest.mark.parametrize("script", [".ci/run", "deploy/slurm/train.sbatch"])
-def test_scripts_parse(script: str) -> None:
-    subprocess.run(["bash", "-n", ROOT / script], check=True)
+@pytest.mark.parametrize("script", [ROOT / ".ci" / "run", *ROOT.glob("deploy/slurm/*")], ids=name)
+def test_scripts_parse(script: Path) -> None:
+    subprocess.run(["bash", "-n", script], check=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from torchx.cli.argparse_util import torchxconfig_run
+from torchx.cli.argparse_util import ArgOnceAction, torchxconfig_run
 from torchx.cli.main import main as torchx
 
 from tests.support.manifests import check, templates
@@ -39,7 +39,8 @@ each_component = pytest.mark.parametrize("component", list(WORDS))
 def dry_run(scheduler: str, component: str, *words: str, options: Sequence[str] = ()) -> str:
     """Return what a scheduler would be asked for, as torchx prints it."""
     out = io.StringIO()
-    torchxconfig_run.called_args.clear()  # torchx keeps the options it has seen on the class
+    for action in (torchxconfig_run, ArgOnceAction):  # they keep the options they have seen
+        action.called_args.clear()
     file = f"{ROOT / 'deploy' / 'components.py'}:{component}"
     with contextlib.redirect_stdout(out), contextlib.chdir(ROOT):  # .torchxconfig is read from here
         torchx(["run", "--dryrun", "--workspace", "", "-s", scheduler, *options, file, *words])
