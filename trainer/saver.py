@@ -40,10 +40,11 @@ class Saver:
     """Writes the checkpoints of one run below `directory`.
 
     say: is given lines for the log, and whether they are loud.
-    Attributes: stalled_seconds, how long training has stood still for checkpoints; written_step,
-    the step of the newest one written by this process, or -1, known when the next one begins;
-    newest, the step and time (seconds since 1970) of the newest complete one, known at once;
-    num_failed, how many could not be written.
+    Attributes: stalled_seconds, how long training has stood still for checkpoints, and of that
+    waited_seconds, for the one before to be written; written_step, the step of the newest one
+    written by this process, or -1, known when the next one begins; newest, the step and time
+    (seconds since 1970) of the newest complete one, known at once; num_failed, how many could not
+    be written.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Saver:
     ) -> None:
         self.directory = directory
         self.config = config
-        self.stalled_seconds = 0.0
+        self.stalled_seconds = self.waited_seconds = 0.0
         self.written_step = -1
         self.newest: tuple[int, float] | None = None
         self.num_failed = 0
@@ -82,6 +83,7 @@ class Saver:
         """
         started = time.monotonic()
         self.wait()
+        self.waited_seconds += time.monotonic() - started
         self._step = step
         # As it is now: the run goes on changing what it has handed over.
         content = {**copy.deepcopy(dict(manifest)), "saved": time.time()}

@@ -3,8 +3,8 @@
 
 One process trains DLRM on generated clicks with tables of so many rows together. Printed are
 
-- how long training stands still for a checkpoint, in steps, and how much slower the steps are while
-  one is written;
+- how long training stands still for a checkpoint (and for the one before, where that is not written
+  yet), in steps, and how much slower the steps are while one is written;
 - MB/s of writing and reading a checkpoint (checksums and fsync included) beside `torch.save` with
   fsync and `torch.load` of the same bytes;
 - how long a killed run takes until it makes its next step, beside a fresh one.
@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -63,16 +64,27 @@ def training(logs: Path, rows: int, steps: int, runtime: Runtime, folder: Path) 
         busy = trainer.saver.busy
         times[busy].append(seconds_of(lambda: train_step(batches)))  # pyright: ignore
 
-    trainer._train_step = timed
+    stalls: list[tuple[float, float]] = []
+    saver, save = trainer.saver, trainer.saver.save
+
+    def stalling(*arguments: Any) -> None:
+        waited = saver.waited_seconds
+        stalled = seconds_of(lambda: save(*arguments))
+        waited = saver.waited_seconds - waited
+        stalls.append((stalled - waited, waited))
+
+    trainer._train_step, saver.save = timed, stalling
     trainer.fit()
-    saves = len(range(every, 2 * steps + 1, every))
     step = statistics.median(times[False])
-    stall = trainer.saver.stalled_seconds / saves
+    first, *later = (copied for copied, _ in stalls)
+    copied, waited = statistics.median(later), statistics.median(wait for _, wait in stalls[1:])
     print(f"step without a checkpoint    {step * 1e3:9.1f} ms (median of {len(times[False])})")
     if times[True]:
         slow = statistics.median(times[True]) / step
         print(f"step while one is written    {slow:9.2f} of that (median of {len(times[True])})")
-    print(f"standstill a checkpoint      {stall * 1e3:9.1f} ms, {stall / step:.2f} steps")
+    print(f"standstill, first checkpoint {first * 1e3:9.1f} ms, {first / step:.2f} steps")
+    print(f"standstill, a later one      {copied * 1e3:9.1f} ms, {copied / step:.2f} steps")
+    print(f"and for the one before it    {waited * 1e3:9.1f} ms (saved every {every} steps)")
 
 
 def files(logs: Path, rows: int, runtime: Runtime, folder: Path) -> None:
