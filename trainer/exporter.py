@@ -150,10 +150,10 @@ class Exporter:
                     )
                 )
         if self._server is not None:
+            self._note.unlink(missing_ok=True)  # first, so that nobody misses who does not answer
             self._server.shutdown()
             self._server.server_close()
             self._server = None
-            self._note.unlink(missing_ok=True)
 
     def _serve(self) -> None:
         """Start to listen and leave a note where, or say why not."""

@@ -47,7 +47,7 @@ class Processes:
             TimeoutError: a rank did not finish in time.
         """
         self._grow(max(2, world_size))
-        port = _free_port()
+        port = free_port()
         connections = [connection for _, connection in self._workers[:world_size]]
         for rank, connection in enumerate(connections):
             connection.send((function, arguments, rank, world_size, port, timeout_seconds))
@@ -146,7 +146,7 @@ def _serve(connection: Connection) -> None:
             started.stop()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a port of the loopback interface that is free now."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

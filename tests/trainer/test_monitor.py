@@ -7,9 +7,11 @@ import json
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,6 +19,7 @@ from tests.support.runs import generate, small, train, train_until
 from trainer.config import TrainConfig
 from trainer.loop import Trainer
 from trainer.metric_list import METRICS, PHASES
+from trainer.monitor import Monitor
 from trainer.runtime import Runtime
 
 # What a small run on a CPU has nothing to say of.
@@ -57,6 +60,57 @@ def series(text: str) -> dict[str, dict[tuple[str, ...], float]]:
             name = sample.name.removeprefix("fullrank_")
             found.setdefault(name, {})[tuple(labels[key] for key in sorted(labels))] = sample.value
     return found
+
+
+def stub() -> Any:
+    """What a monitor reads of a trainer."""
+    return SimpleNamespace(
+        output=Path("mine"),
+        step=0,
+        end_step=10,
+        config=SimpleNamespace(
+            recipe="dlrm.demo",
+            precision=SimpleNamespace(dtype="fp16"),
+            parallel=SimpleNamespace(describe=lambda: "ddp"),
+            checkpoint=SimpleNamespace(interval_seconds=600.0),
+        ),
+        runtime=SimpleNamespace(
+            is_first=True, rank=0, local_rank=0, restarts=2, device=torch.device("cpu")
+        ),
+        telemetry=SimpleNamespace(timer=SimpleNamespace(seconds=0.0)),
+        pipeline=SimpleNamespace(
+            phases=SimpleNamespace(seconds={}, samples=0, own_seconds=0.0), num_pipelined=1
+        ),
+        parallel=SimpleNamespace(sharded_modules=[None, None], fused_optimizer=None),
+        precision=SimpleNamespace(num_skipped=3),
+        saver=SimpleNamespace(stalled_seconds=0.5, num_failed=1, newest=None),
+        weights=SimpleNamespace(ringing=True),
+        tables=SimpleNamespace(
+            numbers={"user": {"rows": 100, "touched": 99, "dynamic_ids": 50, "dynamic_failed": 9}}
+        ),
+    )
+
+
+def test_what_goes_wrong_is_shown():
+    monitor = Monitor(stub())
+    point = dict.fromkeys(("loss", "auc", "prediction_std", "input_wait"), 0.5)
+    point |= {"label_mean": 0.1, "prediction_mean": 0.2, "skipped": 7, "nonfinite_steps": 2}
+    monitor.interval(point | {"alarms": ["auc_stuck"]})
+    monitor.evaluation(5, {"calibration": 1.5}, [])
+    values = monitor.values
+    assert values.get("restarts") == 2
+    assert values.get("alarm_active", "auc_stuck") == values.get("alarm_active", "no_weight") == 1
+    assert values.get("alarm_active", "input_bound") == 0
+    assert values.get("calibration_ratio") == 2
+    assert values.get("evaluation_calibration_ratio") == 1.5
+    assert values.get("steps_skipped_total") == 4  # of this process
+    assert values.get("steps_nonfinite_total") == 2
+    assert values.get("pipelined_modules") == 1 and values.get("sharded_modules") == 2
+    assert values.get("checkpoint_failures_total") == 1
+    assert values.get("checkpoint_timestamp_seconds") is None
+    assert values.get("table_ids", "user", "failed") == 9
+    monitor.interval(point | {"alarms": []})
+    assert values.get("alarm_active", "auc_stuck") == 0
 
 
 @pytest.fixture(scope="module")

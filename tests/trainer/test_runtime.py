@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.processes import Processes, _free_port
+from tests.support.processes import Processes, free_port
 from trainer.runtime import Runtime, RuntimeConfig, fresh_part, start
 
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -82,7 +82,7 @@ def test_an_incomplete_launcher_is_named(
 
 @pytest.mark.usefixtures("lone")
 def test_a_rank_that_waits_in_vain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = ["0", "0", "2", "2", "127.0.0.1", str(_free_port())]
+    values = ["0", "0", "2", "2", "127.0.0.1", str(free_port())]
     for name, value in zip(LAUNCHER, values, strict=True):
         monkeypatch.setenv(name, value)
     with pytest.raises(RuntimeError, match="rank 0 of 2 could not meet the others"):
@@ -181,7 +181,7 @@ def _start_again(runtime: Runtime, port: int) -> int:
 
 @pytest.mark.dist
 def test_all_ranks_know_of_a_restart_that_one_launcher_has_counted(processes: Processes) -> None:
-    assert processes.run(_start_again, _free_port()) == [1, 1]
+    assert processes.run(_start_again, free_port()) == [1, 1]
 
 
 def _quit_at_once(runtime: Runtime) -> int:
