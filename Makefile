@@ -27,7 +27,7 @@ help: ## list these targets
 demo: $(STAMP) ## write click logs, train the recipes on 2 nodes x 1 process, print the table and the report's path
 	$(BIN)/python -m pipelines.demo $(ARGS)
 
-nightly: $(STAMP) ## replay nights on generated days: train, compare, promote or refuse; ARGS="--data LOGS" for other days
+nightly: $(STAMP) ## replay 16 generated days, night by night, and print the table; ARGS="--data LOGS" for other days
 	$(BIN)/python -m pipelines.replay $(ARGS)
 
 test: $(STAMP) ## run all tests

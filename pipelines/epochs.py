@@ -42,6 +42,8 @@ class EpochsConfig:
     overrides: settings of the recipe, as words. train, warmup, valid: words that choose rows.
     test_days, test_rows, test_path: what the chosen epoch is tested on; all empty: nothing.
     has_warmup: whether the tower has a warm-up form of its own.
+    restart: whether every epoch has a schedule of learning rates of its own, from its first row to
+      its last; else one spans them all.
     """
 
     recipe: str
@@ -54,6 +56,7 @@ class EpochsConfig:
     test_rows: str
     test_path: str
     has_warmup: bool
+    restart: bool
     epochs: int
     policies: tuple[EpochPolicy, ...]
     patience: int
@@ -70,7 +73,7 @@ class EpochsConfig:
             return Stage(name=name, sources=source, config=config, **more)
 
         stages = [stage("warmup", make=self.warmup_run, config={"train": self.warmup})]
-        settings = {"train": self.train, "epochs": self.epochs}
+        settings = {"train": self.train, "epochs": self.epochs, "restart": self.restart}
         one = {**settings, "epoch": 1, "policy": "nightly"}
         stages.append(stage("epoch-1", make=self.epoch, inputs=("warmup",), config=one))
         names = ["epoch-1"]
@@ -112,12 +115,13 @@ class EpochsConfig:
             if reason:
                 return {"skipped": reason}
         words = ["--epochs", str(self.epochs), "--stop-epoch", str(number)]
+        words = ["--epochs", "1"] if self.restart else words
         words += ["--spatial-warmup", "0"] if self.has_warmup else []
         previous = work.inputs[before] / RUN
         if policy is None:
             words += ["--inherit.path", str(previous), "--inherit.policy", "nightly"]
         else:
-            words += policy.words(previous, work.inputs["warmup"] / RUN)
+            words += policy.words(previous, work.inputs["warmup"] / RUN, self.restart)
         return self.train_run(work, [*work.config["train"], *words])
 
     def train_run(self, work: Work, words: Sequence[str]) -> dict[str, Any]:
@@ -191,6 +195,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--policies", nargs="+", default=["progressive"], metavar="POLICY", help=known)
     later = "settings of the epochs after the first under a policy, as one word"
     add("--later", nargs=2, action="append", default=[], metavar=("POLICY", "WORDS"), help=later)
+    restart = "give every epoch a schedule of learning rates of its own (default: one for all)"
+    add("--restart-schedule", action="store_true", help=restart)
     patience = "epochs without a better one after which to stop; 0: never (default: 1)"
     add("--patience", type=int, default=1, metavar="P", help=patience)
     metrics = "by which the best epoch is chosen (default: auc)"
@@ -236,6 +242,7 @@ def build(options: argparse.Namespace) -> Pipeline:
         test_rows=data.test_rows,
         test_path=data.test_path,
         has_warmup=config.spatial_warmup > 0,
+        restart=options.restart_schedule,
         epochs=options.epochs,
         policies=policies,
         patience=options.patience,

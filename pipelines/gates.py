@@ -12,28 +12,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipelines.thresholds import option, threshold
+
 
 @dataclass(frozen=True, kw_only=True)
 class GateConfig:
-    """Thresholds.
+    """Thresholds of a candidate, options --gate-NAME; the help of each is its documentation.
 
-    min_rows: of the evaluation. min_auc: the candidate's. max_calibration_error: |predicted /
-      observed - 1|.
-    max_auc_loss, max_gauc_loss, max_logloss_gain: how much worse than the serving model it may be.
-      Of AUC and logloss, the whole 95 % interval of the paired difference has to be worse than that
-      to refuse, unless `strict`: then the difference itself.
-    max_drift: population stability index of the predictions against the serving model's; above 0.25
-      a distribution is commonly called shifted.
+    Of AUC, GAUC and logloss the whole 95 % interval of the paired difference has to be worse than
+    the threshold to refuse, unless `strict`: then the difference itself.
     """
 
-    min_rows: int = 1000
-    min_auc: float = 0.5
-    max_calibration_error: float = 0.25
-    max_auc_loss: float = 0.002
-    max_gauc_loss: float = 0.01
-    max_logloss_gain: float = 0.005
-    max_drift: float = 0.5
-    strict: bool = False
+    min_rows: int = threshold(1000, "least rows to evaluate on")
+    min_auc: float = threshold(0.5, "least AUC of the candidate")
+    max_calibration_error: float = threshold(0.25, "of |predicted / observed - 1|")
+    max_auc_loss: float = threshold(0.002, "how much less than the serving model's AUC")
+    max_gauc_loss: float = threshold(0.01, "how much less than the serving model's GAUC")
+    max_logloss_gain: float = threshold(0.005, "how much more than the serving model's logloss")
+    max_drift: float = threshold(
+        0.5, "population stability index of the predictions; above .25 they have commonly shifted"
+    )
+    strict: bool = threshold(False, "differences themselves count, not their intervals")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -62,28 +61,13 @@ class GateConfig:
         bad = candidate.get("nonfinite_predictions")
         found.append(f"{bad:,.0f} predictions are not finite" if bad else "")
         if serving is not None and differences is not None:
-            found += self._compared(candidate, serving, differences)
+            found += self._compared(serving, differences)
         return [reason for reason in found if reason]
 
-    def _compared(
-        self,
-        candidate: Mapping[str, Any],
-        serving: Mapping[str, Any],
-        differences: Mapping[str, Any],
-    ) -> list[str]:
-        auc, logloss = differences["auc"], differences["logloss"]
-        losses = [auc["difference"], auc["interval"][1]]
-        gains = [logloss["difference"], logloss["interval"][0]]
-        which = 0 if self.strict else 1
-        lost = None if losses[which] is None else -losses[which]
+    def _compared(self, serving: Mapping[str, Any], differences: Mapping[str, Any]) -> list[str]:
         found = [
-            _above(f"loss of auc{_interval(auc)}", lost, self.max_auc_loss, "max_auc_loss"),
-            _above(
-                f"gain of logloss{_interval(logloss)}",
-                gains[which],
-                self.max_logloss_gain,
-                "max_logloss_gain",
-            ),
+            self._lost("auc", differences["auc"], self.max_auc_loss),
+            self._gained("logloss", differences["logloss"], self.max_logloss_gain),
             _above(
                 "drift of predictions (population stability index)",
                 differences.get("drift"),
@@ -91,11 +75,20 @@ class GateConfig:
                 "max_drift",
             ),
         ]
-        pair = candidate.get("gauc"), serving.get("gauc")
-        if pair[1] is not None:
-            lost = None if pair[0] is None else pair[1] - pair[0]
-            found.append(_above("loss of gauc", lost, self.max_gauc_loss, "max_gauc_loss"))
+        if serving.get("gauc") is not None:  # where there are users
+            found.append(self._lost("gauc", differences["gauc"], self.max_gauc_loss))
         return found
+
+    def _lost(self, name: str, value: Mapping[str, Any], limit: float) -> str:
+        """Say by how much a metric that should be large has fallen, if by too much."""
+        found = value["difference"] if self.strict else value["interval"][1]
+        lost = None if found is None else -found
+        return _above(f"loss of {name}{_interval(value)}", lost, limit, f"max_{name}_loss")
+
+    def _gained(self, name: str, value: Mapping[str, Any], limit: float) -> str:
+        """Say by how much a metric that should be small has risen, if by too much."""
+        found = value["difference"] if self.strict else value["interval"][0]
+        return _above(f"gain of {name}{_interval(value)}", found, limit, f"max_{name}_gain")
 
 
 def _interval(value: Mapping[str, Any]) -> str:
@@ -110,15 +103,12 @@ def _above(
 ) -> str:
     if value is None or not math.isfinite(value):
         return f"{what} is not known ({name} {limit:g})"
-    return f"{what} is {value:.5f}, above {_option(name)} {limit:g}" if value > limit else ""
+    return f"{what} is {value:.5f}, above {option('gate', name)} {limit:g}" if value > limit else ""
 
 
 def _below(what: str, value: float | None, limit: float, name: str) -> str:
     if value is None or not math.isfinite(value):
         return f"{what} is not known ({name} {limit:g})"
-    return f"{what} is {value:,.5g}, below {_option(name)} {limit:g}" if value < limit else ""
-
-
-def _option(name: str) -> str:
-    """Return the option of the nightly pipeline that sets a gate's limit."""
-    return f"--gate-{name.replace('_', '-')}"
+    return (
+        f"{what} is {value:,.5g}, below {option('gate', name)} {limit:g}" if value < limit else ""
+    )

@@ -11,6 +11,7 @@ DIR/dt=YYYY-MM-DD/. A day is complete if it has a manifest.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -35,7 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, ingest, print a summary; return the exit code."""
     given = _parser().parse_args(arguments)
     try:
-        summary = ingest(given.sources, load_schema(given.schema), given.output, _config(given))
+        config = config_of(given)
+        part = PartitionConfig(row_group_rows=given.row_group_rows, overwrite=given.overwrite)
+        config = dataclasses.replace(config, partition=part, day=given.day)
+        summary = ingest(given.sources, load_schema(given.schema), given.output, config)
     except (ValueError, RuntimeError, OSError) as error:
         print("ingest:", " ".join(str(error).split()), file=sys.stderr)
         return 2
@@ -82,6 +86,16 @@ def _parser() -> argparse.ArgumentParser:
     rows = f"rows of a Parquet row group (default: {size})"
     add("--row-group-rows", metavar="ROWS", type=int, default=size, help=rows)
 
+    add_file_options(parser)
+    add_row_options(parser)
+    day = "of logs without timestamp (default: of their dt=YYYY-MM-DD folder)"
+    add("--day", metavar="YYYY-MM-DD", default="", help=day)
+    return parser
+
+
+def add_file_options(parser: argparse.ArgumentParser) -> None:
+    """Add what concerns the files."""
+    default = IngestConfig()
     add, source = parser.add_argument_group("files").add_argument, default.source
     names = ("csv", "tsv", "parquet")
     form = "csv, tsv or parquet (default: by each file's name)"
@@ -96,12 +110,10 @@ def _parser() -> argparse.ArgumentParser:
     absent = f"texts that count as null, the empty one too (default: {nulls})"
     add("--null-values", metavar="A,B", default=nulls, help=absent)
 
-    _add_rows(parser, default)
-    return parser
 
-
-def _add_rows(parser: argparse.ArgumentParser, default: IngestConfig) -> None:
+def add_row_options(parser: argparse.ArgumentParser) -> None:
     """Add what concerns values and bad rows."""
+    default = IngestConfig()
     add = parser.add_argument_group("values").add_argument
     kinds = "string, int or float; may be repeated (default: as the first rows look)"
     add("--type", metavar="COLUMN=KIND", action="append", default=[], dest="types", help=kinds)
@@ -110,8 +122,6 @@ def _add_rows(parser: argparse.ArgumentParser, default: IngestConfig) -> None:
     add("--timestamp-unit", metavar="UNIT", help=units)
     pattern = "strptime pattern of times that are text (default: ISO 8601)"
     add("--timestamp-format", metavar="PATTERN", default="", help=pattern)
-    day = "of logs without timestamp (default: of their dt=YYYY-MM-DD folder)"
-    add("--day", metavar="YYYY-MM-DD", default="", help=day)
 
     add = parser.add_argument_group("bad rows").add_argument
     policy, labels, share = default.on_bad_row, default.null_labels, default.max_bad_share
@@ -130,7 +140,8 @@ class _OneLine(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=30, width=105)
 
 
-def _config(given: argparse.Namespace) -> IngestConfig:
+def config_of(given: argparse.Namespace) -> IngestConfig:
+    """Return what the options of `add_file_options` and `add_row_options` say."""
     kinds = dict(item.partition("=")[::2] for item in given.types)
     delimiter = "\t" if given.delimiter in ("\\t", "tab") else given.delimiter
     return IngestConfig(
@@ -141,12 +152,10 @@ def _config(given: argparse.Namespace) -> IngestConfig:
             encoding=given.encoding,
             null_values=tuple(given.null_values.split(",")),
         ),
-        partition=PartitionConfig(row_group_rows=given.row_group_rows, overwrite=given.overwrite),
         times=Times(unit=given.timestamp_unit, pattern=given.timestamp_format),
         list_separator=given.list_separator,
         keep=_names(given.keep),
         kinds=kinds,
-        day=given.day,
         on_bad_row=given.on_bad_row,
         max_bad_share=given.max_bad_share,
         null_labels=given.null_labels,

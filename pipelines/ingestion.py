@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +38,7 @@ class IngestConfig:
     list_separator: what separates the entries of a list in a text column. keep: columns to keep
     beside the schema's, as they are. kinds: column -> `string`, `int` or `float`, where the guess
     from the log is not wanted. day: the day (YYYY-MM-DD) of a log whose schema has no timestamp.
+    by_folder: a row's day is that of the dt= folder it lies in, whatever its timestamp says.
     on_bad_row: `quarantine`, or `fail` at the first. max_bad_share: bad rows beyond which nothing
     is written. null_labels: `quarantine` rows that lack a label, or `mask`: keep those that have
     at least one.
@@ -49,6 +51,7 @@ class IngestConfig:
     keep: tuple[str, ...] = ()
     kinds: dict[str, str] = field(default_factory=dict)
     day: str = ""
+    by_folder: bool = False
     on_bad_row: str = "quarantine"
     max_bad_share: float = 0.01
     null_labels: str = "quarantine"
@@ -115,8 +118,12 @@ class Ingestion:
         if already:
             raise ValueError(f"keep: has no effect on {already}, the schema has these columns")
 
-    def run(self, sources: list[str], output: str | Path) -> IngestSummary:
+    def run(
+        self, sources: list[str], output: str | Path, note: dict[str, Any] | None = None
+    ) -> IngestSummary:
         """Read every file of `sources` (files, folders, globs) and write its days under `output`.
+
+        note: JSON data to write into the days' manifests, too.
 
         Raises:
             ValueError: a file is missing, empty, of another format or without a column; a bad row
@@ -135,7 +142,9 @@ class Ingestion:
             self.kinds = decide_kinds(
                 opened, self.rules, config.kinds, recorded_kinds(output), config.list_separator
             )
-            bad = Quarantine(output / "_quarantine", config.on_bad_row, config.max_bad_share)
+            scope = config.partition.scope
+            limits = (config.on_bad_row, config.max_bad_share, f"-{scope}" if scope else "")
+            bad = Quarantine(output / "_quarantine", *limits)
             for source in opened:
                 for rows in source.rows([*self.rules, *config.keep]):
                     rows_in += len(rows.numbers) + len(rows.malformed)
@@ -152,6 +161,7 @@ class Ingestion:
                 "sources": sources,
                 "rows_in": rows_in,
                 "rows_quarantined": bad.rows,
+                **(note or {}),
             }
             found = statistics.days(output)
             written = partitions.commit(manifest, found)
@@ -172,7 +182,8 @@ class Ingestion:
         lists = [name for name, rule in self.rules.items() if rule.is_list]
         if source.is_text and lists and not self.config.list_separator:
             raise ValueError(f"{source.path}: columns {lists} are lists; say --list-separator")
-        if not self.schema.timestamp and not self.config.day and not day_of_path(source.path):
+        by_folder = self.config.by_folder or not self.schema.timestamp
+        if by_folder and not self.config.day and not day_of_path(source.path):
             raise ValueError(
                 f"{source.path}: its day is unknown: the schema has no timestamp and the path no "
                 "dt=YYYY-MM-DD folder; say --day"
@@ -229,7 +240,7 @@ class Ingestion:
         """Split rows by day, each day's rows in their order."""
         if not table.num_rows:
             return []
-        if not self.schema.timestamp:
+        if self.config.by_folder or not self.schema.timestamp:
             return [(self.config.day or day_of_path(path), table)]
         days = table.column(self.schema.timestamp).to_numpy() // _DAY_MS
         parts = []

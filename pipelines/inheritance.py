@@ -32,11 +32,15 @@ class EpochPolicy:
     sources: dict[str, str] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
 
-    def words(self, previous: Path, warmup: Path) -> list[str]:
-        """Return the words that let an epoch inherit from the one before and the warm-up."""
+    def words(self, previous: Path, warmup: Path, restart: bool = False) -> list[str]:
+        """Return the words that let an epoch inherit from the one before and the warm-up.
+
+        restart: whether the epoch begins at step 0 of a schedule of its own.
+        """
         words = ["--inherit.path", str(previous), "--inherit.policy", self.based_on]
-        if self.sources:
-            words += ["--inherit.sources", *(w for pair in self.sources.items() for w in pair)]
+        sources = {**self.sources, **({"data_position": "fresh"} if restart else {})}
+        if sources:
+            words += ["--inherit.sources", *(w for pair in sources.items() for w in pair)]
         if self._takes_warmup:
             words += ["--inherit.warmup", str(warmup)]
         return [*words, *self.settings]

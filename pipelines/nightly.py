@@ -1,195 +1,109 @@
 # SPDX-License-Identifier: MIT
 """A night: train yesterday's model on the days since, compare it with the one that serves, decide.
 
-For a date D the stages are
-
-  days         which days are ready and new: after the last that the base was trained on, before D
-  candidate    training on them, from the base's checkpoint (policy `nightly`), or from nothing
-  evaluation   candidate and base on day D, which neither has seen: metrics, paired differences
-  verdict      the gates (`pipelines/gates.py`): promote, or refuse with every reason
-  publication  the candidate is kept under its date; the pointer to the serving model moves last
-
-The base is the newest published model before D that was not withdrawn, so that a date can be run
-again, or run late (back-fill), and does the same. A late date does not take the place of a newer
-model that serves.
+The stages are in `pipelines/night.py`. The base is the newest published model before date D that
+was not withdrawn, so that a date can be run again, or run late (back-fill), and does the same. A
+late date does not take the place of a newer model that serves.
 
   python -m pipelines.run nightly --date 2026-01-08 --recipe dlrm.demo --data LOGS --output DIR
+  python -m pipelines.run nightly --date new --recipe dlrm.demo --raw RAW --output DIR
+
+--date FIRST:LAST fills a range of nights, `new` catches up with every ready day since the last one:
+the exit code is that of the first night that ends with neither 0 nor 3, else of the last. With
+--raw the days are raw ones (CSV, TSV, Parquet; a folder or a URL), checked and typed into DIR/data
+first. Every night leaves DIR/night.prom (`pipelines/night_metrics.py`).
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import json
+import shlex
+import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pipelines import launch
-from pipelines.epochs import RUN, describe, train_and_read
+from embeddings.schema import Schema
+from pipelines import launch, night_metrics
+from pipelines.deliveries import Intake
+from pipelines.discovery import Choice, Known, days_of_refused, known_to
+from pipelines.drift import DriftConfig
 from pipelines.gates import GateConfig
-from pipelines.launch import LaunchConfig
-from pipelines.lock import Lock
-from pipelines.partition import read_manifests
+from pipelines.ingest import add_file_options, add_row_options, config_of
+from pipelines.ingestion import IngestConfig
+from pipelines.night import NightConfig
 from pipelines.publish import Store
-from pipelines.stage import NotReadyError, Pipeline, Stage, Work
-from pipelines.tables import table
-from trainer.policies import resolve_local
-
-REFUSED = 3
-_NAMES = ("auc", "gauc", "logloss", "ne", "calibration")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NightlyConfig:
-    """What a night does.
-
-    store: of published models. date: the day to evaluate on. new: the days to train on. base: the
-    date of the model to start from, or empty. has_warmup: whether the tower has a warm-up form.
-    """
-
-    store: Store
-    date: str
-    new: tuple[str, ...]
-    base: str
-    recipe: str
-    data: str
-    overrides: tuple[str, ...]
-    has_warmup: bool
-    replicates: int
-    gate: GateConfig
-    launch: LaunchConfig
-
-    def stages(self) -> list[Stage]:
-        """Return the night's stages."""
-        parts = tuple(Path(self.data) / f"dt={day}" for day in (*self.new, self.date))
-        shared = {"recipe": self.recipe, "overrides": self.overrides}
-        config = {"date": self.date, "new": self.new, "base": self.base}
-        gate, comparison = asdict(self.gate), {"replicates": self.replicates}
-        return [
-            Stage(make=self.days, sources=parts, config=config),
-            Stage(make=self.candidate, inputs=("days",), config=shared),
-            Stage(make=self.evaluation, inputs=("days", "candidate"), config=comparison),
-            Stage(make=self.verdict, inputs=("days", "evaluation"), config=gate),
-            Stage(
-                make=self.publication,
-                inputs=("days", "candidate", "evaluation", "verdict"),
-                lost=self.unpublished,
-            ),
-        ]
-
-    def days(self, work: Work) -> dict[str, Any]:
-        """Note the days and check that their files fit the schema, before anything is trained."""
-        from trainer.config import apply_overrides, load_recipe
-        from trainer.data.parquet import discover
-
-        schema = apply_overrides(load_recipe(self.recipe), self.overrides).schema
-        files = discover(self.data, (self.new[0], self.date), schema)
-        rows: dict[str, int] = {}
-        for file in files:
-            rows[file.day] = rows.get(file.day, 0) + file.num_rows
-        (work.folder / "rows.json").write_text(json.dumps(rows, indent=1) + "\n")
-        trained = sum(rows.get(day, 0) for day in self.new)
-        start = f"from the model of {self.base}" if self.base else "from nothing"
-        summary = f"{trained:,} rows of {len(self.new)} days, {start}"
-        return {**dict(work.config), "rows": rows, "summary": summary}
-
-    def candidate(self, work: Work) -> dict[str, Any]:
-        """Train on the new days, starting from the base."""
-        words = [*self.overrides, "--data.path", self.data, "--data.test-days", self.date]
-        words += ["--data.train-days", f"{self.new[0]}:{self.new[-1]}"]
-        if self.base:
-            path = str(self.store.checkpoint(self.base))
-            words += ["--inherit.path", path, "--inherit.policy", "nightly"]
-            words += ["--spatial-warmup", "0"] if self.has_warmup else []
-        command = self.launch.train(self.recipe, work.folder / RUN, words)
-        return train_and_read(self.launch, command, work)
-
-    def evaluation(self, work: Work) -> dict[str, Any]:
-        """Let candidate and base predict the same rows of the date."""
-        models = [resolve_local(work.inputs["candidate"] / RUN)]
-        models += [self.store.checkpoint(self.base)] if self.base else []
-        command = self.launch.compare(models, self.data, self.date, self.replicates)
-        answer = self.launch.start(command, work.folder / launch.LOG, work.say, answers=True)
-        (work.folder / "comparison.json").write_text(answer, encoding="utf-8")
-        found = json.loads(answer)
-        return {**found, "summary": describe(found["models"][0])}
-
-    def verdict(self, work: Work) -> dict[str, Any]:
-        """Ask the gates."""
-        found = work.metrics["evaluation"]
-        models = [*found["models"], None]
-        reasons = GateConfig(**work.config).reasons(models[0], models[1], found.get("differences"))
-        text = "; ".join(reasons) or "every gate is open"
-        return {"promote": not reasons, "reasons": reasons, "summary": text}
-
-    def publication(self, work: Work) -> dict[str, Any]:
-        """Keep the candidate where it belongs; move the pointer last."""
-        promote = work.metrics["verdict"]["promote"]
-        model = {
-            "recipe": self.recipe,
-            "base": self.base,
-            "trained_through": self.new[-1],
-            "metrics": work.metrics["evaluation"]["models"][0],
-            "reasons": work.metrics["verdict"]["reasons"],
-        }
-        checkpoint = resolve_local(work.inputs["candidate"] / RUN)
-        with Lock(self.store.folder):  # nights of other dates, and people, move the pointer too
-            self.store.keep("models" if promote else "refused", self.date, checkpoint, model)
-            # Without a pointer the newest model serves, which another night may have published.
-            serving = self.store.serving() or (self.store.before() if promote else "")
-            if promote and serving <= self.date:
-                serving = self.date
-            if promote and serving != self.store.serving():
-                self.store.point(serving, "promoted by its night")
-        return {"promoted": promote, "summary": "published" if promote else "refused"}
-
-    def unpublished(self, metrics: Mapping[str, Any]) -> str:
-        """Say what is gone of what a finished publication has left in the store."""
-        kind = "models" if metrics["promoted"] else "refused"
-        if self.date not in self.store.models(kind):
-            return f"{kind}/{self.date} is gone"
-        return "" if self.store.serving() or not metrics["promoted"] else "no model serves"
-
-    def conclude(self, metrics: Mapping[str, Mapping[str, Any]]) -> int:
-        """Print both models' metrics and the verdict; return 0, or 3 for a refused candidate."""
-        found = metrics["evaluation"]["models"]
-        rows = []
-        for name, values in zip(("candidate", "before"), found, strict=False):
-            shown = [_shown(values.get(key)) for key in _NAMES]
-            rows.append((name, *shown, _shown(values["rows"])))
-        print(f"\n{table(('model', *_NAMES, 'rows'), rows)}")
-        for reason in metrics["verdict"]["reasons"]:
-            print(f"refused: {reason}")
-        print(f"{self.store.serving() or 'no model'} serves")
-        return 0 if metrics["verdict"]["promote"] else REFUSED
+from pipelines.readiness import MARKS, Readiness
+from pipelines.stage import NotReadyError, Pipeline
+from pipelines.thresholds import add_thresholds, read_thresholds
+from trainer.days import parse_days
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the pipeline's options."""
     add = parser.add_argument
-    add("--date", required=True, metavar="D", help="day to evaluate on; earlier days train")
+    dates = (
+        "day to evaluate on, which earlier days train for; FIRST:LAST: one night a day; new: of "
+    )
+    add("--date", required=True, metavar="D", help=f"{dates}every day after the last night")
     add("--recipe", required=True, help="what to train")
-    add("--data", required=True, metavar="PATH", help="the log, in folders dt=YYYY-MM-DD")
+    add("--data", default="", metavar="PATH", help="typed days dt=YYYY-MM-DD (default: of --raw)")
     add("--output", type=Path, required=True, metavar="DIR", help="of nights and models")
+    add("--replicates", type=int, default=200, help="of the bootstrap (default: 200)")
+    add = parser.add_argument_group("days").add_argument
+    add("--raw", default="", metavar="PATH", help="raw days, or their URL (default: none)")
+    words = "options of pipelines.ingest for raw days, as one word (default: none)"
+    add("--ingest", default="", metavar="WORDS", help=words)
+    back = "raw days before, which are looked at again for late files (default: 2)"
+    add("--look-back", type=int, default=2, metavar="N", help=back)
+    ready = f"what makes a day ready: {', '.join(MARKS)} (default: manifest; of raw days: success)"
+    add("--ready", default="", choices=MARKS, metavar="MARK", help=ready)
+    add("--ready-rows", type=int, default=0, metavar="N", help="of --ready rows")
     first = "days of the first night, which has no model to start from (default: all)"
     add("--first-days", type=int, default=0, metavar="N", help=first)
-    ready = "a day is ready with its manifest, or as soon as it has files (default: manifest)"
-    add("--ready", default="manifest", choices=("manifest", "files"), help=ready)
     add("--allow-gaps", action="store_true", help="train although a day in between is missing")
-    add("--replicates", type=int, default=200, help="of the bootstrap (default: 200)")
-    group = parser.add_argument_group("gates")
-    for item in fields(GateConfig):
-        name = f"--gate-{item.name.replace('_', '-')}"
-        if isinstance(item.default, bool):
-            group.add_argument(name, action="store_true", help="(default: off)")
-        else:
-            kind = type(item.default)
-            text = f"(default: {item.default})"
-            group.add_argument(name, type=kind, default=item.default, metavar="X", help=text)
-    add("overrides", nargs="*", metavar="-- --section.field VALUE", help="settings of the recipe")
+    skip = "days not to train on (default: none)"
+    add("--skip-days", nargs="+", default=[], metavar="DAY", help=skip)
+    accept = "days that the drift check would refuse, and that are right (default: none)"
+    add("--accept-days", nargs="+", default=[], metavar="DAY", help=accept)
+    dropped = "do not train on the days of refused candidates again (default: they train, too)"
+    add("--drop-refused", action="store_true", help=dropped)
+    add_thresholds(parser, "drift", DriftConfig)
+    add_thresholds(parser, "gate", GateConfig)
+    parser.add_argument(
+        "overrides", nargs="*", metavar="-- --section.field VALUE", help="settings of the recipe"
+    )
     launch.add_options(parser, retries=1)
+
+
+def each(options: argparse.Namespace) -> list[argparse.Namespace]:
+    """Return the options of every night that --date means, in order.
+
+    Raises:
+        ValueError: --date is none of its forms, or an option is wrong.
+        NotReadyError: there is no night to run.
+    """
+    if options.date != "new" and ":" not in options.date:
+        datetime.date.fromisoformat(options.date)
+        return [options]
+    ready = _look(options)[2]
+    if options.date == "new":
+        done = finished(options.output)
+        dates = (
+            [day for day in ready if day > done[-1]] if done else ready[options.first_days or 1 :]
+        )
+    else:
+        first, last = parse_days(options.date, "--date") or ("", "")
+        dates = [day for day in ready if first <= day <= last]
+    if not dates:
+        raise NotReadyError(f"--date {options.date}: no day of that is ready")
+    return [argparse.Namespace(**{**vars(options), "date": date}) for date in dates]
+
+
+def finished(output: Path) -> list[str]:
+    """Return the dates whose nights came to a verdict, in order."""
+    return sorted(path.parent.name for path in (output / "nights").glob("*/publication"))
 
 
 def build(options: argparse.Namespace) -> Pipeline:
@@ -204,77 +118,97 @@ def build(options: argparse.Namespace) -> Pipeline:
     config = apply_overrides(load_recipe(options.recipe), options.overrides)
     output = options.output.resolve()
     store = Store(output)
-    base = store.before(options.date)
-    through = store.models()[base]["trained_through"] if base else ""
-    days = ready_days(Path(options.data), options.ready)
-    new = new_days(days, through, options)
-    gate = {item.name: getattr(options, f"gate_{item.name}") for item in fields(GateConfig)}
-    night = NightlyConfig(
+    known = known_to(store, options.date)
+    mark, raw, ready, data = _look(options)
+    skip = {*options.skip_days, *(days_of_refused(store, known) if options.drop_refused else ())}
+    choice = Choice(
+        date=options.date,
+        first_days=options.first_days,
+        skip=skip,
+        allow_gaps=options.allow_gaps,
+    )
+    new = choice.new_days(ready, known, mark)
+    night = NightConfig(
         store=store,
         date=options.date,
         new=new,
-        base=base,
+        known=known,
+        intake=_intake(options, config.schema, data) if options.raw else None,
+        raw_days=_raw_days(raw, new, known, options),
         recipe=options.recipe,
-        data=options.data,
+        schema=config.schema,
+        data=str(data),
         overrides=tuple(options.overrides),
         has_warmup=config.spatial_warmup > 0,
         replicates=options.replicates,
-        gate=GateConfig(**gate),
+        accept=tuple(options.accept_days),
+        drift=read_thresholds("drift", DriftConfig, options),
+        gate=read_thresholds("gate", GateConfig, options),
         launch=launch.from_options(options),
     )
     folder = output / "nights" / options.date
     return Pipeline(stages=night.stages(), folder=folder, conclude=night.conclude)
 
 
-def ready_days(data: Path, ready: str) -> list[str]:
-    """Return the days of a log that are ready."""
-    if ready == "manifest":
-        return list(read_manifests(data))
-    from trainer.data.parquet import days_of
-
-    return [day for day in days_of(data) if day]
-
-
-def new_days(days: list[str], through: str, options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the days to train on: those after `through`, before the date.
+def _look(options: argparse.Namespace) -> tuple[Readiness, list[str], list[str], Path]:
+    """Return what makes days ready, the raw ones that are, all that are, and where typed ones are.
 
     Raises:
-        ValueError: the date is no day.
-        NotReadyError: as `build` says.
+        ValueError: options contradict each other, or a log is not there.
     """
-    date = datetime.date.fromisoformat(options.date)
-    if options.date not in days:
-        shown = f"ready: {days[0]} to {days[-1]}" if days else "no day is ready"
-        raise NotReadyError(
-            f"{options.date} is not ready in {options.data} ({shown}); a day is ready with its "
-            "_manifest.json (--ready files: with any file)"
-        )
-    new = [day for day in days if through < day < options.date]
-    if not through and options.first_days:
-        new = new[-options.first_days :]
-    if not new:
-        last = f"; the model before was trained through {through}" if through else ""
-        raise NotReadyError(f"no day before {options.date} is new{last}")
-    first = datetime.date.fromisoformat(through or new[0])
-    wanted = {
-        (first + datetime.timedelta(days=number)).isoformat()
-        for number in range(1 if through else 0, (date - first).days)
-    }
-    gaps = sorted(wanted - set(new))
-    if gaps and not options.allow_gaps:
-        raise NotReadyError(
-            f"{len(gaps)} days before {options.date} are not ready, the first is {gaps[0]}; wait "
-            "for them, or pass --allow-gaps"
-        )
-    present = set(ready_days(Path(options.data), "files")) if gaps else set()
-    half = [day for day in gaps if new[0] < day < new[-1] and day in present]
-    if half:
-        raise NotReadyError(
-            f"{half[0]} is not ready but has files, which would be read with the days around it; "
-            "finish it, or remove it and pass --allow-gaps"
-        )
-    return tuple(new)
+    if bool(options.raw) == bool(options.data):
+        raise ValueError("expected one of --data (typed days) and --raw (raw days)")
+    if options.ingest and not options.raw:
+        raise ValueError("--ingest: has no effect without --raw")
+    data = Path(options.data) if options.data else options.output.resolve() / "data"
+    default = "success" if options.raw else "manifest"
+    mark = Readiness(mark=options.ready or default, min_rows=options.ready_rows)
+    if not options.raw:
+        return mark, [], mark.days(str(data)), data
+    raw = mark.days(options.raw)
+    typed = Readiness().days(str(data)) if data.is_dir() else []
+    return mark, raw, sorted({*raw, *typed}), data
 
 
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.4f}" if value % 1 else f"{value:,.0f}"
+def after(
+    options: argparse.Namespace, code: int, metrics: Mapping[str, Any], seconds: float
+) -> None:
+    """Leave the night's numbers for whoever watches, and one line for the log."""
+    store = Store(options.output.resolve())
+    found = night_metrics.collect(options.date, code, metrics, seconds)
+    print(found.line(), file=sys.stderr if code else sys.stdout, flush=True)
+    found.write(store.folder / night_metrics.FILE)
+
+
+def _raw_days(
+    raw: list[str], new: tuple[str, ...], known: Known, options: argparse.Namespace
+) -> tuple[str, ...]:
+    """Return the raw days to look at: those of the night, and the last that the base knows."""
+    behind = [day for day in raw if day in known.days and day < options.date]
+    behind = behind[-options.look_back :] if options.look_back else []
+    wanted = {*new, options.date, *behind}
+    return tuple(day for day in raw if day in wanted)
+
+
+def _intake(options: argparse.Namespace, schema: Schema, output: Path) -> Intake:
+    return Intake(raw=options.raw, output=output, schema=schema, config=_ingest(options.ingest))
+
+
+def _ingest(words: str) -> IngestConfig:
+    """Return what --ingest says.
+
+    Raises:
+        ValueError: an option that ingestion does not know, or a value that it does not take.
+    """
+    parser = argparse.ArgumentParser(prog="--ingest", add_help=False, exit_on_error=False)
+    add_file_options(parser)
+    add_row_options(parser)
+    try:
+        given, unknown = parser.parse_known_args(shlex.split(words))
+    except argparse.ArgumentError as error:
+        raise ValueError(f"--ingest: {error}") from error
+    if unknown:
+        raise ValueError(
+            f"--ingest: {unknown[0]!r} is none of pipelines.ingest's on files, values and bad rows"
+        )
+    return config_of(given)

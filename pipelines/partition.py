@@ -40,6 +40,8 @@ class PartitionConfig:
     buffered_rows: rows of all days together that wait in memory to fill a row group; beyond it
       the fullest day is written as a smaller row group, which bounds memory on unsorted logs.
     open_files: days whose file is held open; beyond it the one opened first is finished.
+    scope: a name; writers of different scopes may write to the same output at the same time, if
+      each has days of its own.
     """
 
     row_group_rows: int = 16_384
@@ -47,6 +49,7 @@ class PartitionConfig:
     buffered_rows: int = 1 << 19
     open_files: int = 128
     overwrite: bool = False
+    scope: str = ""
 
     def __post_init__(self) -> None:
         """Check the sizes."""
@@ -82,10 +85,10 @@ class Partitions:
     def __init__(self, output: Path, config: PartitionConfig) -> None:
         self.output, self.config = output, config
         output.mkdir(parents=True, exist_ok=True)
-        self._scratch = output / _SCRATCH
+        self._scratch = output / f"{_SCRATCH}{config.scope}"
         self._days: dict[str, _Day] = {}
         self._buffered = self._opened = 0
-        self._lock = _lock(output)
+        self._locks = _lock(output, config.scope)
         self._clean()  # the lock is ours, so whatever lies here was left by a writer that died
 
     def __enter__(self) -> Partitions:
@@ -98,7 +101,8 @@ class Partitions:
             if day.writer is not None:
                 day.writer.close()
         self._clean()
-        self._lock.close()
+        for lock in self._locks:
+            lock.close()
 
     @property
     def rows(self) -> dict[str, int]:
@@ -214,8 +218,30 @@ def read_manifests(output: str | Path) -> dict[str, dict[str, Any]]:
     for path in sorted(Path(output).glob(f"dt=*/{MANIFEST}")):
         found = _DAY.fullmatch(path.parent.name)
         if found:
-            manifests[found[1]] = json.loads(path.read_text(encoding="utf-8"))
+            manifests[found[1]] = read_manifest(path.parent)
     return manifests
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a complete day's folder, or nothing.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: is no JSON ({error}); ingest the day again") from error
+    whole = isinstance(found, dict) and isinstance(found.get("rows"), int)
+    if not whole or not isinstance(found.get("files"), list):
+        raise ValueError(
+            f"{path}: expected an object with a number 'rows' and a list 'files', got another; "
+            "ingest the day again"
+        )
+    return found
 
 
 def day_of_path(path: str | Path) -> str:
@@ -231,13 +257,20 @@ def write_json(path: Path, values: Any) -> None:
     os.replace(temporary, path)
 
 
-def _lock(output: Path) -> TextIO:
-    handle = (output / ".lock").open("w")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        handle.close()
-        raise RuntimeError(
-            f"another process is writing to {output}; wait for it to end, or choose another output"
-        ) from error
-    return handle
+def _lock(output: Path, scope: str) -> list[TextIO]:
+    """Take the output's lock: alone, or shared with other scopes beside one of the scope's own."""
+    wanted = [(".lock", fcntl.LOCK_SH if scope else fcntl.LOCK_EX)]
+    wanted += [(f".lock-{scope}", fcntl.LOCK_EX)] if scope else []
+    held: list[TextIO] = []
+    for name, kind in wanted:
+        held.append((output / name).open("w"))
+        try:
+            fcntl.flock(held[-1], kind | fcntl.LOCK_NB)
+        except OSError as error:
+            for handle in held:
+                handle.close()
+            raise RuntimeError(
+                f"another process is writing to {output}; wait for it to end, or choose another "
+                "output"
+            ) from error
+    return held

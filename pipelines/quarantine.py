@@ -30,11 +30,12 @@ class Quarantine:
     the rows are bad, which is decided at the end, or early after 100,000 bad rows.
     """
 
-    def __init__(self, folder: Path, policy: str, max_share: float) -> None:
+    def __init__(self, folder: Path, policy: str, max_share: float, scope: str = "") -> None:
         self.policy, self.max_share = policy, max_share
         self.rows = 0
         self.reasons: Counter[tuple[str, str]] = Counter()
-        self._folder, self._open = folder, folder / ".open.csv"
+        self._folder, self._open = folder, folder / f".open{scope}.csv"
+        self._failed = f"failed{scope}"
         self._open.unlink(missing_ok=True)
 
     def add(self, path: str, rows: RawRows, problems: list[tuple[str, Mask, str]]) -> Mask:
@@ -72,7 +73,7 @@ class Quarantine:
             return
         share = self.rows / num_rows
         if share > self.max_share:
-            kept = self.close("failed")
+            kept = self.close(self._failed)
             raise ValueError(
                 f"{self.rows:,} of {num_rows:,} rows are bad ({share:.2%}), more than "
                 f"--max-bad-share {self.max_share:.2%}; {self.summary()}; all are listed in {kept}"

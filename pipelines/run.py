@@ -6,8 +6,8 @@ run, and a summary last. Running it again skips what is done, resumes what was b
 what has changed. `python -m pipelines.run PIPELINE --help` lists a pipeline's own options.
 
 Exit codes: 0 everything is made; 1 a stage failed; 2 the options, the configuration or the data are
-wrong; 3 a gate refused the candidate; 4 the day is not ready, or nothing is new; 5 another run of
-the same date is going on.
+wrong; 3 a gate refused the candidate, or the drift check a day; 4 the day is not ready, or nothing
+is new; 5 another run of the same date is going on.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ from typing import Any, Protocol
 
 from pipelines import epochs, nightly, stage
 from pipelines.lock import EXPIRY_SECONDS, Lock, LockedError
-from pipelines.stage import NotReadyError, Pipeline, StageError, Step
+from pipelines.stage import NotReadyError, Pipeline, RefusedError, StageError, Step
 from pipelines.tables import table
 
 DONE, FAILED, WRONG, REFUSED, NOT_READY, LOCKED = range(6)
 
 
 class Module(Protocol):
-    """What a module of PIPELINES has."""
+    """What a module of PIPELINES has.
+
+    It may have `each(options)` too, the options of several runs in a row, and `after(options, code,
+    metrics, seconds)`, which is called when a run has ended.
+    """
 
     def add_options(self, parser: argparse.ArgumentParser) -> None: ...  # noqa: D102
     def build(self, options: argparse.Namespace) -> Pipeline: ...  # noqa: D102
@@ -51,19 +55,44 @@ class Outcome:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     options = _parser().parse_args(arguments)
+    module = PIPELINES[options.pipeline]
     try:
-        pipeline = PIPELINES[options.pipeline].build(options)
+        each = getattr(module, "each", None)
+        several = each(options) if each else [options]
+    except Exception as error:
+        return _explain(error)
+    code = DONE
+    for one in several:
+        if len(several) > 1:
+            print(f"\n=== {one.date}", flush=True)
+        code = _run_one(module, one)
+        if code not in (DONE, REFUSED):
+            break
+    return code
+
+
+def _run_one(module: Module, options: argparse.Namespace) -> int:
+    """Run one pipeline, tell its module how it ended, and return the exit code."""
+    started, metrics = time.monotonic(), dict[str, Any]()
+    try:
+        pipeline = module.build(options)
         if options.dry_run:
             print(plan_table(stage.plan(pipeline.stages, pipeline.folder, options.first)))
             return DONE
         with Lock(pipeline.folder, options.lock_seconds) as lock:
-            return run(pipeline, lock, options.first)
+            code = run(pipeline, lock, metrics, options.first)
     except Exception as error:
-        return _explain(error)
+        code = _explain(error)
+    after = getattr(module, "after", None)
+    if after and not options.dry_run and code != LOCKED:  # whose numbers are those of its owner
+        after(options, code, metrics, time.monotonic() - started)
+    return code
 
 
-def run(pipeline: Pipeline, lock: Lock, first: str = "") -> int:
+def run(pipeline: Pipeline, lock: Lock, metrics: dict[str, Any], first: str = "") -> int:
     """Make what is not done, and all from stage `first` on if given; return the exit code.
+
+    metrics: is filled with those of each stage by its name, as far as it comes.
 
     Raises:
         ValueError: no stage is called `first`.
@@ -73,7 +102,6 @@ def run(pipeline: Pipeline, lock: Lock, first: str = "") -> int:
     steps = stage.plan(stages, folder, first)
     print(plan_table(steps), flush=True)
     outcomes: list[Outcome] = []
-    metrics: dict[str, Any] = {}
     code = DONE
     for number, step in enumerate(steps, 1):
         name, started = step.stage.name, time.monotonic()
@@ -116,6 +144,7 @@ def _explain(error: Exception, where: str = "") -> int:
     codes: list[tuple[type[Exception], int]] = [
         (LockedError, LOCKED),
         (NotReadyError, NOT_READY),
+        (RefusedError, REFUSED),
         (ValueError, WRONG),
         (StageError, FAILED),
         (OSError, FAILED),

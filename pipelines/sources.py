@@ -14,12 +14,15 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+
+from trainer.storage import Folder, locate
 
 _PARQUET = (".parquet", ".parq", ".pq")
 _TSV = (".tsv", ".tsv.gz", ".tsv.zst", ".tsv.bz2")
@@ -86,8 +89,6 @@ class Source:
     def __init__(self, path: str, config: SourceConfig) -> None:
         self.path, self.config = path, config
         self.is_text = _format(path, config) != "parquet"
-        if not Path(path).stat().st_size:
-            raise ValueError(f"{path}: expected rows, got an empty file (0 bytes)")
         self._check_magic()
         if not self.is_text and config.columns:
             raise ValueError(f"{path}: --columns names the columns of a CSV; Parquet has its own")
@@ -100,9 +101,17 @@ class Source:
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{self.path}: {_first_line(error)}{self._way_out(error)}") from error
 
+    def _open(self) -> Any:
+        """Open the file; pyarrow opens what lies on a disk itself, and without Python's lock."""
+        place = locate(self.path)
+        return self.path if isinstance(place, Path) else place.open("rb")
+
     def _check_magic(self) -> None:
-        with Path(self.path).open("rb") as file:
-            is_parquet = file.read(4) == b"PAR1"
+        with locate(self.path).open("rb") as file:
+            first = file.read(4)
+        if not first:
+            raise ValueError(f"{self.path}: expected rows, got an empty file (0 bytes)")
+        is_parquet = first == b"PAR1"
         if self.is_text and is_parquet:
             raise ValueError(
                 f"{self.path}: expected text, got a Parquet file; use --format parquet"
@@ -118,7 +127,7 @@ class Source:
             if self.is_text:
                 with self._open_text([], []) as reader:
                     return pa.schema([(name, pa.string()) for name in reader.schema.names])
-            with pq.ParquetFile(self.path) as file:
+            with pq.ParquetFile(self._open()) as file:
                 return file.schema_arrow
         except (pa.ArrowException, OSError) as error:
             what = "CSV" if self.is_text else "Parquet"
@@ -128,7 +137,7 @@ class Source:
 
     def _parquet_rows(self, columns: list[str]) -> Iterator[RawRows]:
         first = 1
-        with pq.ParquetFile(self.path) as file:
+        with pq.ParquetFile(self._open()) as file:
             for records in file.iter_batches(self.config.batch_rows, columns=columns):
                 numbers = np.arange(first, first + records.num_rows)
                 first += records.num_rows
@@ -179,7 +188,7 @@ class Source:
         def to_utf8(chunk: pa.Buffer) -> bytes:
             return decoder.decode(bytes(chunk)).encode()
 
-        raw = pa.input_stream(self.path, compression="detect")
+        raw = pa.input_stream(self._open(), compression=_compression(self.path))
         return csv.open_csv(
             pa.TransformInputStream(raw, to_utf8),
             # Row numbers are known to a single parser only.
@@ -213,7 +222,7 @@ class Source:
 
 
 def list_sources(sources: list[str], format_: str = "") -> list[str]:
-    """Return the files that files, folders and globs stand for, each once, each source's by name.
+    """Return the files that files, folders, URLs and globs stand for, each once, by name.
 
     In folders, names that begin with '.' or '_' are passed over, and without `format_` also names
     that belong to no format.
@@ -224,7 +233,10 @@ def list_sources(sources: list[str], format_: str = "") -> list[str]:
     found: dict[str, str] = {}
     for source in sources:
         path = Path(source)
-        if path.is_dir():
+        if "://" in source:
+            root = locate(source)
+            inside = [source] if root.is_file() else list(_remote(root, format_))
+        elif path.is_dir():
             inside = [file for file in sorted(path.rglob("*")) if _is_log(file, path, format_)]
         elif path.exists():
             inside = [path]
@@ -234,8 +246,27 @@ def list_sources(sources: list[str], format_: str = "") -> list[str]:
         if not inside:
             raise ValueError(f"{source}: expected a file, a folder of logs or a glob, got no file")
         for file in inside:
-            found.setdefault(os.path.abspath(file), str(file))
+            found.setdefault(str(file) if "://" in source else os.path.abspath(file), str(file))
     return list(found.values())
+
+
+def _remote(folder: Folder, format_: str) -> Iterator[str]:
+    """Yield the logs below a URL, by name."""
+    for path in sorted(folder.iterdir(), key=str) if folder.is_dir() else ():
+        if path.name.startswith((".", "_")):
+            continue
+        if path.is_dir():
+            yield from _remote(path, format_)
+        elif format_ or path.name.endswith(_PARQUET + _TEXT):
+            yield str(path)
+
+
+def _compression(path: str) -> str | None:
+    """Return what a file is compressed with by its name, None for nothing."""
+    try:
+        return pa.Codec.detect(path).name
+    except (ValueError, TypeError):  # Arrow's own answer for a name without compression
+        return None
 
 
 def _is_log(file: Path, root: Path, format_: str) -> bool:

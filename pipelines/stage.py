@@ -38,6 +38,10 @@ class NotReadyError(RuntimeError):
     """There is nothing to do yet: the data is not there, or nothing is new."""
 
 
+class RefusedError(RuntimeError):
+    """A check refused the data or the candidate; what serves stays as it is."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """What a stage's function is given.
@@ -107,24 +111,6 @@ class Step:
     why: str
 
 
-def check_stages(stages: Sequence[Stage]) -> None:
-    """Check that names are unique and that every input comes before.
-
-    Raises:
-        ValueError: it does not.
-    """
-    known: set[str] = set()
-    for stage in stages:
-        if stage.name in known:
-            raise ValueError(f"stage {stage.name!r}: there are two of that name")
-        missing = sorted(set(stage.inputs) - known)
-        if missing:
-            raise ValueError(
-                f"stage {stage.name!r}: needs {missing[0]!r}, which is no stage before it"
-            )
-        known.add(stage.name)
-
-
 def plan(stages: Sequence[Stage], folder: Path, first: str = "") -> list[Step]:
     """Return what running would do to each stage, in order, without doing it.
 
@@ -133,7 +119,7 @@ def plan(stages: Sequence[Stage], folder: Path, first: str = "") -> list[Step]:
     Raises:
         ValueError: no stage is called `first`, or the stages do not fit together.
     """
-    check_stages(stages)
+    _check(stages)
     names = [stage.name for stage in stages]
     if first and first not in names:
         raise ValueError(f"--from: no stage {first!r}; stages: {', '.join(names)}")
@@ -225,6 +211,19 @@ def recover(folder: Path, names: Collection[str]) -> None:
                 shutil.rmtree(old)
             else:
                 old.rename(target)
+
+
+def _check(stages: Sequence[Stage]) -> None:
+    """Raise a ValueError unless names are unique and every input comes before."""
+    known: set[str] = set()
+    for stage in stages:
+        if stage.name in known:
+            raise ValueError(f"stage {stage.name!r}: there are two of that name")
+        for name in stage.inputs:
+            if name not in known:
+                why = f"needs {name!r}, which is no stage before it"
+                raise ValueError(f"stage {stage.name!r}: {why}")
+        known.add(stage.name)
 
 
 def _look(stage: Stage, folder: Path) -> Step:

@@ -97,16 +97,19 @@ class Statistics:
             if pa.types.is_integer(kind) or pa.types.is_floating(kind):
                 columns.setdefault(name, _Column()).add(table.column(name))
 
+    def columns(self) -> dict[str, dict[str, Any]]:
+        """Return what is known of each column by day."""
+        return {
+            day: {name: one.summary(has_mean=name in self.numbers) for name, one in found.items()}
+            for day, found in sorted(self._days.items())
+        }
+
     def days(self, output: str | Path) -> dict[str, dict[str, Any]]:
         """Return {day: {"columns": ..., "drift": ...}}; drift is against the day before.
 
         The day before is one of the collected days or, if it is not among them, `output`'s.
         """
-        columns = {
-            day: {name: one.summary(has_mean=name in self.numbers) for name, one in found.items()}
-            for day, found in sorted(self._days.items())
-        }
-        result = {}
+        columns, result = self.columns(), {}
         for day, found in columns.items():
             eve = (date.fromisoformat(day) - timedelta(days=1)).isoformat()
             before = columns.get(eve) or _read_columns(Path(output) / f"dt={eve}" / STATISTICS)

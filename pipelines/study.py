@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings = ["--", *options.overrides, "--runtime.seed", str(seed)]
             later = [word for pair in options.later for word in ("--later", *pair)]
             several = ["--epochs", str(options.epochs), "--policies", *options.policies, *later]
+            several += ["--restart-schedule"] if options.restart_schedule else []
             for kind, more in (("one", ["--epochs", "1"]), ("several", several)):
                 folder = options.output / f"{recipe}-{seed}" / kind
                 code = run.main([*words, *more, "--output", str(folder), *settings])
@@ -99,6 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--policies", nargs="+", default=policies, metavar="POLICY", help=known)
     later = "settings of the epochs after the first under a policy, as one word"
     add("--later", nargs=2, action="append", default=[], metavar=("POLICY", "WORDS"), help=later)
+    restart = "give every epoch a schedule of learning rates of its own"
+    add("--restart-schedule", action="store_true", help=restart)
     add("--metric", default="auc", choices=("auc", "gauc"), help="(default: auc)")
     add("overrides", nargs="*", metavar="-- --section.field VALUE", help="settings of the recipes")
     return parser

@@ -29,6 +29,7 @@ from models.ranking import Predictions
 from trainer.curves import json_ready
 from trainer.evaluate import choose_rows, evaluate, open_checkpoint, read_config
 from trainer.failures import exit_code
+from trainer.gauc import NO_USER
 from trainer.policies import resolve
 from trainer.runtime import Runtime, start
 from trainer.storage import Folder
@@ -63,19 +64,21 @@ def compare(first: Rows, second: Rows, replicates: int, seed: int = 0) -> dict[s
             f"{len(second.labels):,}); their schemas must name the same label, weight and user"
         )
     random = np.random.default_rng(seed)
-    _, clusters = np.unique(first.users, return_inverse=True)
+    users, clusters = np.unique(first.users, return_inverse=True)
+    by_user = [user_areas(rows, clusters, users != NO_USER) for rows in (first, second)]
     orders = [order(rows.scores) for rows in (first, second)]
     losses = [log_losses(rows) for rows in (first, second)]
     draws = []
     for number in range(replicates + 1):
-        drawn = random.poisson(1.0, clusters.max() + 1)[clusters] if number else 1.0
-        weights = first.weights * drawn
+        times = random.poisson(1.0, len(users)) if number else np.ones(len(users))
+        weights = first.weights * times[clusters]
         areas = [area(weights, first.labels, *one) for one in orders]
         means = [float((weights * loss).sum() / max(weights.sum(), 1e-12)) for loss in losses]
-        draws.append((areas[0] - areas[1], means[0] - means[1]))
+        grouped = [(times * a).sum() / max((times * w).sum(), 1e-12) for a, w in by_user]
+        draws.append((areas[0] - areas[1], means[0] - means[1], grouped[0] - grouped[1]))
     found = np.array(draws)
     result = {}
-    for column, name in enumerate(("auc", "logloss")):
+    for column, name in enumerate(("auc", "logloss", "gauc")):
         drawn = found[1:, column][np.isfinite(found[1:, column])]
         interval = np.percentile(drawn, _LEVEL).tolist() if len(drawn) else [np.nan, np.nan]
         result[name] = {"difference": float(found[0, column]), "interval": interval}
@@ -101,6 +104,30 @@ def area(
     below = np.cumsum(negative) - negative / 2
     total = positive.sum() * negative.sum()
     return float((positive * below).sum() / total) if total else float("nan")
+
+
+def user_areas(
+    rows: Rows, clusters: NDArray[np.int64], known: NDArray[np.bool_]
+) -> tuple[Floats, Floats]:
+    """Return of each user the weight times the area under his own curve, and the weight.
+
+    Both are 0 for users without both classes, and for those that are not `known`. Drawing whole
+    users leaves each area what it is, so GAUC needs them once.
+    """
+    by_score = np.lexsort((rows.scores, clusters))
+    owner, scores = clusters[by_score], rows.scores[by_score]
+    runs = np.flatnonzero(np.r_[True, (owner[1:] != owner[:-1]) | (scores[1:] != scores[:-1])])
+    weights, labels = rows.weights[by_score], rows.labels[by_score]
+    positive = np.add.reduceat(weights * labels, runs)
+    negative = np.add.reduceat(weights * (1 - labels), runs)
+    owner = owner[runs]
+    totals = [np.bincount(owner, part, len(known)) for part in (positive, negative)]
+    before = np.cumsum(totals[1]) - totals[1]
+    below = np.cumsum(negative) - negative / 2 - before[owner]
+    pairs = totals[0] * totals[1]
+    weight = np.where((pairs > 0) & known, totals[0] + totals[1], 0.0)
+    hits = np.bincount(owner, positive * below, len(known))
+    return weight * hits / np.where(pairs > 0, pairs, 1.0), weight
 
 
 def log_losses(rows: Rows) -> Floats:

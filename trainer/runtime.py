@@ -127,6 +127,12 @@ class RuntimeConfig:
             )
 
 
+def place() -> tuple[int, int]:
+    """Return this process's rank and the world size, without meeting the others."""
+    rank, _, world_size, _ = _read_launcher(os.environ)
+    return rank, world_size
+
+
 def start(config: RuntimeConfig | None = None) -> Runtime:
     """Join the process group, choose the device, set threads and seeds.
 
@@ -186,10 +192,7 @@ def _read_launcher(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
         values.append(int(text))
     rank, local_rank, world_size, local_world_size = values
     if rank >= world_size:
-        raise RunError(
-            f"environment: RANK must be below WORLD_SIZE, got RANK {rank} and WORLD_SIZE "
-            f"{world_size}"
-        )
+        raise RunError(f"environment: RANK must be below WORLD_SIZE, got {rank} and {world_size}")
     return rank, local_rank, world_size, local_world_size
 
 

@@ -214,6 +214,11 @@ def test_policies_of_ones_own_settings_of_later_epochs_and_shares_of_rows(
     assert second[place + 1 : place + 5] == ["embeddings", "warmup", "dense_optimizer", "fresh"]
     assert after(second, "--inherit.warmup") == str(output / "warmup/run")
     assert after(second, "--dense.learning-rate") == "1e-4"
+    assert run.main([words[0], "--restart-schedule", *words[1:]]) == 0
+    second = words_of(output / "half-epoch-2")
+    assert after(second, "--epochs") == "1" and "--stop-epoch" not in second
+    place = second.index("--inherit.sources")
+    assert second[place + 5 : place + 7] == ["data_position", "fresh"]
     capsys.readouterr()
     for wrong, expected in (
         (["--policies", "fresh"], "--policies: expected one of continue, naive, progressive, fr"),

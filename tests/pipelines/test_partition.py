@@ -121,7 +121,7 @@ def test_a_day_comes_back_if_the_run_that_replaces_it_dies(tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(partition, "write_json", die_at_manifest)
         if is_killed:  # nothing is tidied up, only the lock goes with the process
-            patch.setattr(Partitions, "__exit__", lambda self, *_: self._lock.close())
+            patch.setattr(Partitions, "__exit__", lambda self, *_: self._locks[0].close())
         with pytest.raises(KeyboardInterrupt):
             ingest([path], schema(), out, again)
     if is_killed:

@@ -3,9 +3,11 @@
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import roc_auc_score
 
 from trainer.compare import Rows, area, compare, drift, log_losses, main, order
+from trainer.metrics import Metrics
 
 
 def rows(count=4000, noise=1.0, seed=0, users=None) -> Rows:
@@ -53,6 +55,20 @@ def test_a_worse_model_is_told_apart_with_an_interval_that_pairing_makes_narrow(
     assert (high - low) / 3.92 < 0.9 * np.sqrt(2) * alone  # of two AUCs on rows of their own
     same = compare(rows(seed=2), rows(seed=3), 100)["auc"]["interval"]
     assert same[0] < 0 < same[1]
+
+
+def test_the_grouped_difference_is_the_metrics_own_and_its_interval_holds_it():
+    good, bad = (rows(noise=noise, seed=1, users=600) for noise in (0.5, 1.5))
+    grouped = []
+    for one in (good, bad):
+        metrics = Metrics(["click"], grouped=True)
+        columns = [torch.from_numpy(part)[:, None].float() for part in one[:3]]
+        metrics.update(*columns, torch.from_numpy(one.users))
+        grouped.append(metrics.compute()["gauc"])
+    found = compare(good, bad, 100)["gauc"]
+    assert found["difference"] == pytest.approx(grouped[0] - grouped[1], abs=1e-6)
+    low, high = found["interval"]
+    assert 0 < low < found["difference"] < high
 
 
 def test_rows_of_one_user_are_drawn_together():
