@@ -18,9 +18,11 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from models.ranking import Predictions
 from trainer import checkpoint
@@ -30,6 +32,7 @@ from trainer.curves import json_ready
 from trainer.data.loader import Loader
 from trainer.data.parquet import LogFile, check_families, days_of
 from trainer.days import describe_days, parse_rows
+from trainer.depth import Depth
 from trainer.failures import exit_code
 from trainer.manifest import MANIFEST, RUN, read_manifest
 from trainer.memory import check_tables
@@ -38,6 +41,7 @@ from trainer.parallelize import ParallelConfig
 from trainer.pipeline import Pipeline
 from trainer.policies import resolve
 from trainer.runtime import Runtime, start
+from trainer.slices import Slices
 from trainer.storage import Folder
 
 
@@ -46,10 +50,12 @@ def evaluate(
     loader: Loader,
     config: TrainConfig,
     keep: Callable[[Predictions], object] | None = None,
+    depth: Depth | None = None,
 ) -> dict[str, Any]:
     """Predict every row of `loader` once and return metrics over all ranks. Collective.
 
     keep: is given every batch's predictions, of which the first `num_examples` are no padding.
+    depth: is given all rows, and finds its `values`.
     """
     metrics = Metrics(
         [label.name for label in config.schema.labels], grouped=bool(config.schema.user)
@@ -61,18 +67,29 @@ def evaluate(
     try:
         with torch.no_grad():
             for predictions in _predict(pipeline, batches):
-                rows = predictions.num_examples
-                metrics.update(
-                    predictions.probabilities[:rows],
-                    predictions.labels[:rows],
-                    predictions.weights[:rows],
-                    predictions.groups[:rows],
-                )
+                rows = real_rows(predictions)
+                metrics.update(*rows)
+                if depth is not None:
+                    depth.update(*rows)
                 if keep is not None:
                     keep(predictions)
-            return metrics.compute()
+            found = metrics.compute()
+            if depth is not None:
+                depth.finish(metrics, found)
+            return found
     finally:
         module.train(was_training)
+
+
+def real_rows(predictions: Predictions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return probabilities, labels, weights and groups of the rows that are no padding."""
+    rows = predictions.num_examples
+    return (
+        predictions.probabilities[:rows],
+        predictions.labels[:rows],
+        predictions.weights[:rows],
+        predictions.groups[:rows],
+    )
 
 
 def _predict(pipeline: Pipeline, batches: Iterator[Any]) -> Iterator[Any]:
@@ -157,8 +174,31 @@ def open_checkpoint(path: Folder, data: str, chosen: tuple[str, str], runtime: R
     return Opened(training.pipeline, loader, config, manifest["step"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Detail:
+    """What an evaluation says beside the metrics.
+
+    deep: intervals, reliability and users by activity, of the first label (`depth.py`). replicates:
+    of the bootstrap. slice_by: columns, or `day` (`slices.py`).
+    """
+
+    deep: bool = False
+    replicates: int = 100
+    slice_by: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the number of replicates."""
+        if self.replicates < 2:
+            raise ValueError(f"--replicates: expected at least 2, got {self.replicates}")
+
+
 def evaluate_checkpoint(
-    path: Folder, data: str, days: str, runtime: Runtime, rows: str = ""
+    path: Folder,
+    data: str,
+    days: str,
+    runtime: Runtime,
+    rows: str = "",
+    detail: Detail | None = None,
 ) -> dict[str, Any]:
     """Return the metrics of a checkpoint's model on the rows of `data`. Collective.
 
@@ -173,12 +213,25 @@ def evaluate_checkpoint(
     if note and runtime.is_first:
         print(f"note: {note}", file=sys.stderr, flush=True)
     opened = open_checkpoint(path, data, (days, rows), runtime)
-    metrics = evaluate(opened.pipeline, opened.loader, opened.config)
+    detail = detail or Detail()
+    depth = Depth(detail.replicates) if detail.deep else None
+    slices = [
+        Slices(column, opened.config, opened.loader.files, runtime) for column in detail.slice_by
+    ]
+
+    def keep(predictions: Predictions) -> None:
+        for one in slices:
+            one.update(*real_rows(predictions))
+
+    metrics = evaluate(opened.pipeline, opened.loader, opened.config, keep, depth)
+    found = dict(depth.values) if depth is not None else {}
+    if slices:
+        found["slices"] = {one.column: one.compute() for one in slices}
     opened.loader.close()
     if runtime.is_first:
         for line in undefined(metrics, [label.name for label in opened.config.schema.labels]):
             print(f"note: {line}", file=sys.stderr, flush=True)
-    return {**metrics, "world_size": runtime.world_size, "step": opened.step}
+    return {**metrics, **found, "world_size": runtime.world_size, "step": opened.step}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -194,13 +247,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="FIRST:LAST or DAY; default: the run's test days; all rows of a log without days",
     )
     parser.add_argument("--rows", default="", help="FROM:TO, shares of the rows: 0.8:1")
+    deep = "add intervals, a reliability diagram and GAUC by users' activity"
+    parser.add_argument("--deep", action="store_true", help=deep)
+    replicates = "of the intervals' bootstrap (default: 100)"
+    parser.add_argument("--replicates", type=int, default=100, help=replicates)
+    by = "add metrics by a column's values, or by `day`; may be repeated"
+    parser.add_argument("--slice-by", metavar="COLUMN", action="append", default=[], help=by)
     options = parser.parse_args(arguments)
 
     def work() -> None:
         parse_rows(options.rows, "--rows")
+        detail = Detail(
+            deep=options.deep, replicates=options.replicates, slice_by=tuple(options.slice_by)
+        )
         path = resolve(options.checkpoint)
         runtime = start()
-        metrics = evaluate_checkpoint(path, options.data, options.days, runtime, options.rows)
+        data, days = options.data, options.days
+        metrics = evaluate_checkpoint(path, data, days, runtime, options.rows, detail)
         if runtime.is_first:
             print(json.dumps(json_ready(metrics)), flush=True)
         runtime.stop()

@@ -14,6 +14,8 @@ Shapes: N rows, K labels.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -24,6 +26,15 @@ from trainer.auc import rank_keys, sorted_runs
 MAX_ROWS = 10_000_000
 # The group of a row whose user is unknown: strangers are not one user, so they are left out.
 NO_USER = -(2**63)
+
+
+class UserAreas(NamedTuple):
+    """U users: hashed ids, numbers of rows, weights, and AUC (NaN without both classes)."""
+
+    ids: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    weight: NDArray[np.float64]
+    auc: NDArray[np.float64]
 
 
 class GroupedRows:
@@ -46,7 +57,10 @@ class GroupedRows:
         self._num_rows = 0
 
     def add(self, groups: NDArray[np.int64], rows: NDArray[np.float32]) -> None:
-        """Add groups (N,) and rows (N, 3, K): score, weight as a positive, weight as a negative."""
+        """Add groups (N,) and rows (N, 3, K): score, weight as a positive, weight as a negative.
+
+        Rows of `NO_USER` are left out.
+        """
         known = groups != NO_USER
         if not known.all():
             groups, rows = groups[known], rows[known]
@@ -65,6 +79,35 @@ class GroupedRows:
         device: where the backend can communicate from, or None for one process. Collective if not
         None.
         """
+        codes, _, rows = self._owned(group, device)
+        sums = torch.from_numpy(
+            np.stack([_label_sums(codes, rows[:, :, k]) for k in range(self.num_labels)])
+        )
+        if device is not None:
+            sums = sums.to(device)
+            dist.all_reduce(sums, group=group)
+        return sums.cpu()
+
+    def areas(
+        self, k: int, group: dist.ProcessGroup | None, device: torch.device | None
+    ) -> UserAreas:
+        """Return the users that this rank owns, by label `k`. Collective if `device` is not None.
+
+        A row counts if it has weight for the label.
+        """
+        codes, ids, rows = self._owned(group, device)
+        found, count, positive, negative, wins = _user_sums(codes, rows[:, :, k])
+        with np.errstate(invalid="ignore"):
+            auc = np.where((positive > 0) & (negative > 0), wins / (positive * negative), np.nan)
+        return UserAreas(ids[found], count, positive + negative, auc)
+
+    def _owned(
+        self, group: dist.ProcessGroup | None, device: torch.device | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+        """Return the rows of the users that this rank owns, and each row's user as a number.
+
+        That is: numbers (N,), ids by number (U,), rows (N, 3, K).
+        """
         if device is not None:
             level = torch.tensor(self.halvings, device=device)
             dist.all_reduce(level, dist.ReduceOp.MAX, group)
@@ -74,15 +117,9 @@ class GroupedRows:
         if device is not None:
             groups, rows = _exchange(groups, rows, group, device)
         codes = np.empty_like(groups)
-        _, order, starts = sorted_runs(groups)
+        values, order, starts = sorted_runs(groups)
         codes[order] = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(groups))))
-        sums = torch.from_numpy(
-            np.stack([_label_sums(codes, rows[:, :, k]) for k in range(self.num_labels)])
-        )
-        if device is not None:
-            sums = sums.to(device)
-            dist.all_reduce(sums, group=group)
-        return sums.cpu()
+        return codes, values[starts], rows
 
     @property
     def share(self) -> float:
@@ -147,14 +184,29 @@ def _label_sums(codes: NDArray[np.int64], rows: NDArray[np.float32]) -> NDArray[
 
     codes: (N,) group numbers below 2^31. rows: (N, 3).
     """
+    _, _, positive, negative, wins = _user_sums(codes, rows)
+    both = (positive > 0) & (negative > 0)
+    auc = wins[both] / (positive[both] * negative[both])
+    weight = positive[both] + negative[both]
+    return np.array([weight @ auc, weight.sum(), auc.sum(), len(auc)])
+
+
+def _user_sums(
+    codes: NDArray[np.int64], rows: NDArray[np.float32]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], *tuple[NDArray[np.float64], ...]]:
+    """Return, per group that has rows: its number, rows, weights of both classes, weight of wins.
+
+    codes: (N,) group numbers below 2^31. rows: (N, 3).
+    """
     present = (rows[:, 1] > 0) | (rows[:, 2] > 0)
     codes, rows = codes[present], rows[present]
     if not len(codes):
-        return np.zeros(4)
+        return codes, codes, np.zeros(0), np.zeros(0), np.zeros(0)
     # One 64-bit key sorts by group, then score; a run is one (group, distinct score).
     keys = (codes << 32) + (rank_keys(np.ascontiguousarray(rows[:, 0])) + 2**31)
     keys, order, starts = sorted_runs(keys)
     positive, negative = np.add.reduceat(rows[order, 1:], starts, axis=0, dtype=np.float64).T
+    sizes = np.diff(np.append(starts, len(keys)))
     codes = keys[starts] >> 32
     group_starts = np.flatnonzero(np.append(True, codes[1:] != codes[:-1]))
     below = np.cumsum(negative)
@@ -162,10 +214,7 @@ def _label_sums(codes: NDArray[np.int64], rows: NDArray[np.float32]) -> NDArray[
         (below - negative)[group_starts], np.diff(np.append(group_starts, len(codes)))
     )
     wins = positive * (below - negative / 2 - before)
-    wins, positive, negative = (
-        np.add.reduceat(part, group_starts) for part in (wins, positive, negative)
+    count, positive, negative, wins = (
+        np.add.reduceat(part, group_starts) for part in (sizes, positive, negative, wins)
     )
-    both = (positive > 0) & (negative > 0)
-    auc = wins[both] / (positive[both] * negative[both])
-    weight = positive[both] + negative[both]
-    return np.array([weight @ auc, weight.sum(), auc.sum(), len(auc)])
+    return codes[group_starts], count, positive, negative, wins

@@ -22,6 +22,7 @@ from trainer.config import TrainConfig, to_dict
 from trainer.curves import last_step, truncate, write_json
 from trainer.data.parquet import check_families
 from trainer.days import check_overlap
+from trainer.depth import Depth
 from trainer.diagnostics import Watch, diagnose_model
 from trainer.evaluate import evaluate
 from trainer.inherit import Inherited, check_sources
@@ -40,7 +41,16 @@ from trainer.resume import (
     resume,
     tensors,
 )
-from trainer.run_folder import CONFIG, CURVES, EVALUATIONS, METRICS, RANKS, checkpoints_of, claim
+from trainer.run_folder import (
+    CONFIG,
+    CURVES,
+    EVALUATION,
+    EVALUATIONS,
+    METRICS,
+    RANKS,
+    checkpoints_of,
+    claim,
+)
 from trainer.runtime import RunError, Runtime
 from trainer.saver import Saver
 from trainer.state import TrainState
@@ -132,7 +142,8 @@ class Trainer:
                     self.epoch += self.step - self.epoch_start == len(self.train_loader)
                     if self.config.evaluate_epochs and self.step < self.end_step:
                         self._evaluate(keep=self.config.checkpoint.keep_best > 0)
-                metrics = self._evaluate(keep=True)
+                depth = Depth()
+                metrics = self._evaluate(keep=True, depth=depth)
                 with self.watchdog.paused():
                     self.saver.wait(last=True)
             except BaseException:
@@ -150,6 +161,7 @@ class Trainer:
             )
         metrics |= self._run_metrics()
         if self.runtime.is_first:
+            write_json(self.output / EVALUATION, {"step": self.step, **depth.values})
             write_json(self.output / METRICS, metrics)
         self.telemetry.say(f"done: {self.output / METRICS}")
         return metrics
@@ -221,10 +233,11 @@ class Trainer:
             )
         )
 
-    def _evaluate(self, keep: bool) -> dict[str, Any]:
+    def _evaluate(self, keep: bool, depth: Depth | None = None) -> dict[str, Any]:
         """Evaluate on the test days; note the towers' effective ranks.
 
-        keep: whether the model is to have a checkpoint, which is written meanwhile.
+        keep: whether the model is to have a checkpoint, which is written meanwhile. depth: what
+        else is to be found.
         """
         if keep and self.saver.written_step != self.step:
             self._save()
@@ -237,7 +250,7 @@ class Trainer:
                 watch.note(predictions)
                 self.watchdog.beat(f"evaluating after step {self.step:,}")
 
-            metrics = evaluate(self.pipeline, self.test_loader, self.config, note)
+            metrics = evaluate(self.pipeline, self.test_loader, self.config, note, depth)
         model = plain_parts(self.parallel, self.dense)
         with self.precision.autocast():
             ranks = diagnose_model(self.parallel, watch, model)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.auc import MAX_BINS, ScoreDistribution
-from trainer.gauc import MAX_ROWS, GroupedRows
+from trainer.gauc import MAX_ROWS, GroupedRows, UserAreas
 
 EPSILON = float(np.finfo(np.float32).eps)
 # Sums kept per label, in this order.
@@ -144,6 +144,7 @@ class Metrics:
             dist.all_reduce(totals, group=group)
             totals = totals.cpu()
         rows, grouped = totals[-2].item(), bool(totals[-1])
+        self._grouped = grouped
         if grouped:
             users = self._users.sums(group, device)
         sums = totals[:-2].view(len(self.label_names), -1).numpy()
@@ -166,6 +167,16 @@ class Metrics:
             defined = [metrics["auc"] for metrics in per_label if not math.isnan(metrics["auc"])]
             result["macro_auc"] = sum(defined) / len(defined) if defined else math.nan
         return result
+
+    @property
+    def has_users(self) -> bool:
+        """Whether rows are grouped by user; the same on all ranks after `compute`."""
+        return self._grouped
+
+    def user_areas(self, label: int) -> UserAreas:
+        """Return this rank's users with their AUC by label number `label`. Collective."""
+        group = self.process_group
+        return self._users.areas(label, group, communication_device(group))
 
     def _areas(self, sums: NDArray[np.float64], device: torch.device | None) -> Tensor:
         """Return (K, 2): AUC and its standard error, merged on the first rank and sent to all."""
@@ -229,6 +240,12 @@ def communication_device(group: dist.ProcessGroup | None) -> torch.device | None
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def entropy(rates: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the entropy, in nats, of labels with these means; NaN for 0 and 1."""
+    inside = np.where((rates > 0) & (rates < 1), rates, np.nan)
+    return -inside * np.log(inside) - (1 - inside) * np.log1p(-inside)
+
+
 def _array(tensor: Tensor) -> NDArray[np.float32]:
     """Return the tensor as float32 in host memory."""
     return tensor.detach().to("cpu", torch.float32).numpy()
@@ -268,14 +285,13 @@ def _label_metrics(
         }
     weight, positive = sums["weight"], sums["positive"]
     rate = positive / weight if weight else math.nan
-    entropy = -rate * math.log(rate) - (1 - rate) * math.log1p(-rate) if 0 < rate < 1 else math.nan
     logloss = sums["loss"] / weight if weight else math.nan
     return {
         "auc": area[0],
         "auc_standard_error": area[1],
         **grouped,
         "logloss": logloss,
-        "ne": logloss / entropy,
+        "ne": logloss / float(entropy(np.array(rate))),
         "calibration": sums["prediction"] / positive if positive else math.nan,
         "prediction_mean": sums["prediction"] / weight if weight else math.nan,
         "label_mean": rate,

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: MIT
+"""Slices by columns that the schema does not read: every row once, in its slice, on any ranks."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from tests.support import runs
+from trainer.data.parquet import discover
+from trainer.evaluate import Detail, evaluate, evaluate_checkpoint, open_checkpoint
+from trainer.manifest import complete
+from trainer.schemas import demo
+from trainer.slices import find_slices
+
+SLICES = ("note", "price", "day", "user_id", "country")
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """Two days of logs, with a column of text with nulls that no schema names."""
+    folder = runs.generate(tmp_path_factory.mktemp("sliced") / "logs", rows_per_day=400)
+    for path in sorted(folder.rglob("*.parquet")):
+        table = pq.read_table(path, partitioning=None)
+        notes = [None if i % 11 == 0 else f"n{min(i % 40, 25)}" for i in range(len(table))]
+        pq.write_table(table.append_column("note", pa.array(notes)), path, row_group_size=150)
+    return folder
+
+
+def sliced(runtime, checkpoint, data):
+    detail = Detail(deep=True, replicates=10, slice_by=SLICES)
+    days = f"{runs.DAYS[0]}:{runs.DAYS[1]}"
+    return evaluate_checkpoint(checkpoint, str(data), days, runtime, detail=detail)
+
+
+def predictions(runtime, checkpoint, data):
+    """Labels and scores of all rows, in the order of the files."""
+    opened = open_checkpoint(checkpoint, str(data), (":".join(runs.DAYS), ""), runtime)
+    kept = []
+    evaluate(
+        opened.pipeline,
+        opened.loader,
+        opened.config,
+        lambda found: kept.append(
+            np.stack([found.labels[:, 0], found.probabilities[:, 0]])[:, : found.num_examples]
+        ),
+    )
+    return np.concatenate(kept, 1)
+
+
+@pytest.mark.dist
+def test_slices_hold_the_rows_and_metrics_of_their_values(logs, processes, tmp_path):
+    config = runs.small("dlrm.demo", logs, "--max-steps", "3")
+    processes.run(runs.train, config, tmp_path / "run")
+    deep = json.loads((tmp_path / "run" / "evaluation.json").read_text("utf-8"))
+    assert {"step", "intervals", "reliability", "user_activity"} == deep.keys()
+    (checkpoint,) = complete(tmp_path / "run" / "checkpoints")
+    first, second = processes.run(sliced, checkpoint, logs)
+    assert str(first) == str(second)  # NaN, too
+    (label, score), *_ = processes.run(predictions, checkpoint, logs, world_size=1)
+    table = pq.ParquetDataset(sorted(map(str, logs.rglob("*.parquet"))), partitioning=None).read()
+    days = [path.parent.name[3:] for path in sorted(logs.rglob("*.parquet"))]
+    rows = [pq.read_metadata(path).num_rows for path in sorted(logs.rglob("*.parquet"))]
+    columns = {
+        "note": np.array([str(x or "null") for x in table["note"].to_pylist()]),
+        "day": np.repeat(days, rows),
+        "country": table["country"].to_numpy().astype(str),
+    }
+    for column, values in columns.items():
+        found = {one["slice"]: one for one in first["slices"][column]}
+        assert sum(one["rows"] for one in found.values()) == len(label)
+        for name in set(values) & found.keys():
+            chosen = values == name
+            assert found[name]["rows"] == chosen.sum()
+            if 0 < label[chosen].sum() < chosen.sum():
+                expected = roc_auc_score(label[chosen], score[chosen])
+                assert found[name]["auc"] == pytest.approx(expected, abs=1e-6)
+    assert {"others", "null"} <= {one["slice"] for one in first["slices"]["note"]}
+    price = table["price"].to_numpy()
+    bins = first["slices"]["price"]
+    assert sum(one["rows"] for one in bins) == len(price)
+    edge = float(bins[0]["slice"].removeprefix("below "))
+    assert bins[0]["rows"] == pytest.approx((price < edge).sum(), abs=2)
+    assert len(first["slices"]["user_id"]) == 21  # twenty users and the others
+
+
+def test_a_column_that_cannot_be_sliced_is_refused_with_the_way_out(logs):
+    files = discover(logs, None, demo())
+    with pytest.raises(ValueError, match=r"--slice-by contry: .*did you mean 'country'"):
+        find_slices("contry", files, demo())
+    with pytest.raises(ValueError, match=r"--slice-by hist_item: expected a column of ids or numb"):
+        find_slices("hist_item", files, demo())
+
+
+def test_numbers_are_cut_into_bins_of_about_equal_rows(logs):
+    files = discover(logs, None, demo())
+    slicing = find_slices("price", files, demo())
+    assert len(slicing.names) == 11
+    values = pq.read_table(files[0].path, columns=["price"])["price"].to_numpy()
+    values = values[~np.isnan(values)]
+    counts = np.bincount(np.searchsorted(slicing.edges, values, "right"), minlength=10)
+    assert counts.max() < 0.25 * len(values)  # one price is that of a fifth of the rows
