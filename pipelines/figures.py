@@ -65,6 +65,8 @@ class Line:
 class Axes:
     """What a chart shows: title, axis titles, limits (None: from the data), whole-number ticks.
 
+    plain_x: ticks of x as decimals (0.2), not in thousands (2k).
+
     y_span: the least range of y that limits from the data have, so that noise does not look large.
     """
 
@@ -74,6 +76,7 @@ class Axes:
     y_limits: tuple[float, float] | None = None
     y_span: float = 0.0
     whole_x: bool = False
+    plain_x: bool = False
 
 
 def chart(name: str, axes: Axes, lines: Sequence[Line]) -> str:
@@ -118,7 +121,7 @@ def chart(name: str, axes: Axes, lines: Sequence[Line]) -> str:
             whole = {x for line in drawn for x, _ in line.points}
             if len(whole) == 1:
                 plot.set_xlim(min(whole) - 0.5, min(whole) + 0.5)
-        else:
+        elif not axes.plain_x:
             plot.xaxis.set_major_formatter(EngFormatter(sep=""))
         if len(lines) > 1:
             figure.legend(loc="lower center", ncols=columns, fontsize=8, borderpad=0)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Compare runs in one HTML page: python -m pipelines.report RUN [RUN ...] --output report.html.
 
-A RUN is a folder written by trainer.train: config.json, metrics.json, curves.jsonl, tables.jsonl
-and, for towers with diagnostics, ranks.json. Whatever is missing is said to be missing in its
+A RUN is a folder written by trainer.train: config.json, metrics.json, evaluation.json,
+curves.jsonl, tables.jsonl and, for towers with diagnostics, ranks.json; or, alone, a night's
+(OUTPUT/nights/DATE of the nightly pipeline). Whatever is missing is said to be missing in its
 place. The page is one file without scripts or external addresses, so that it can be mailed and
 archived.
 """
@@ -10,6 +11,7 @@ archived.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import json
 import re
@@ -23,18 +25,31 @@ from markupsafe import Markup
 
 from pipelines.comparison import summary, verdict
 from pipelines.figures import Axes, Line, chart
+from pipelines.night_page import candidate_run, is_night, read_night
 from pipelines.rank_charts import rank_charts, rank_notes, rank_table
 from pipelines.runs import Run, is_number, read_runs, written
+from pipelines.surroundings import changes, data_drift, neighbours
 from pipelines.table_use import step_use, table_use
+from pipelines.trust import (
+    ACTIVITY,
+    CALIBRATION,
+    INTERVALS,
+    activity,
+    calibration,
+    calibration_table,
+    intervals,
+    phases,
+)
 
 _PAGE = "report.html"
 
 
 def report(runs: Sequence[Path], output: Path) -> Path:
-    """Write the page that compares `runs` and return its path.
+    """Write the page that compares `runs`, or that of a night, and return its path.
 
     Raises:
-        ValueError: no runs, a folder that is not one, or an output that is a folder.
+        ValueError: no runs, a folder that is not one, a night beside others, or an output that is a
+            folder.
     """
     if not runs:
         raise ValueError("report: expected at least one run folder, got none")
@@ -43,15 +58,28 @@ def report(runs: Sequence[Path], output: Path) -> Path:
         raise ValueError(
             f"{output}: expected the page's file, got a folder; pass --output {output / _PAGE}"
         )
-    found = read_runs(runs)
+    night = None
+    if any(is_night(Path(path)) for path in runs):
+        if len(runs) > 1:
+            raise ValueError(
+                f"report: expected one night or any number of runs, got {len(runs)} folders; a "
+                "night has a page of its own"
+            )
+        night = read_night(Path(runs[0]))
+        candidate = candidate_run(Path(runs[0]))
+        runs = [candidate] if candidate else []
+    found = read_runs(runs) if runs else []
+    if night is not None:
+        found = [dataclasses.replace(run, name="candidate") for run in found]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         trim_blocks=True,
     )
     page = environment.get_template("report.html.j2").render(
-        title="FullRank report" + (f": {found[0].name}" if len(found) == 1 else ""),
-        subtitle=f"Runs: {', '.join(run.name for run in found)}",
+        title=_title(found, night),
+        subtitle=f"Runs: {', '.join(run.name for run in found) or 'none'}",
+        night=night,
         written=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
         reading=_reading(found),
         verdict=verdict(found),
@@ -61,6 +89,17 @@ def report(runs: Sequence[Path], output: Path) -> Path:
         notes=[f"{run.name}: {note}" for run in found for note in run.notes],
         alarms=_alarms(found),
         curves=_curves(found),
+        intervals=intervals(found),
+        interval_note=INTERVALS,
+        calibration=calibration(found),
+        calibration_note=CALIBRATION,
+        calibration_tables=[(run.name, data) for run in found if (data := calibration_table(run))],
+        activity_note=ACTIVITY,
+        activities=[(run.name, data) for run in found if (data := activity(run))],
+        phases=phases(found),
+        neighbours=[(run.name, data) for run in found[:1] if (data := neighbours(run))],
+        drifts=[(run.name, data) for run in found[:1] if (data := data_drift(run))],
+        changes=[(run.name, changes(run)) for run in found],
         ranks=rank_charts(found),
         rank_notes=rank_notes(found),
         rank_tables=[(run.name, rank_table(run)) for run in found if run.ranks],
@@ -73,6 +112,12 @@ def report(runs: Sequence[Path], output: Path) -> Path:
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(page, encoding="utf-8")
     return output
+
+
+def _title(runs: Sequence[Run], night: dict[str, Any] | None) -> str:
+    if night is not None:
+        return f"FullRank night of {night['date']}"
+    return "FullRank report" + (f": {runs[0].name}" if len(runs) == 1 else "")
 
 
 def _reading(runs: Sequence[Run]) -> str:
@@ -202,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m pipelines.report", description="Compare runs in one HTML page."
     )
     add, page = parser.add_argument, Path(_PAGE)
-    add("runs", nargs="+", type=Path, metavar="RUN", help="a folder that trainer.train has written")
+    add("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or a night's")
     add("--output", type=Path, metavar="FILE", default=page, help=f"the page (default: {page})")
     options = parser.parse_args(arguments)
     try:

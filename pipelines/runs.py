@@ -32,6 +32,8 @@ class Run:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     ranks: list[dict[str, Any]] = field(default_factory=list)
     tables: list[dict[str, Any]] = field(default_factory=list)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -124,6 +126,8 @@ def read_run(path: Path, name: str) -> Run:
         evaluations=_read(path / "evaluations.jsonl", list, notes, False),
         ranks=_read(path / "ranks.json", list, notes, False),
         tables=_read(path / "tables.jsonl", list, notes, False),
+        evaluation=_read(path / "evaluation.json", dict, notes, False),
+        folder=path,
     )
     return dataclasses.replace(run, notes=tuple(notes))
 

@@ -161,7 +161,9 @@ class Trainer:
             )
         metrics |= self._run_metrics()
         if self.runtime.is_first:
-            write_json(self.output / EVALUATION, {"step": self.step, **depth.values})
+            timed = self.pipeline.phases
+            spent = {"sampled_steps": timed.samples, "phase_seconds": timed.seconds}
+            write_json(self.output / EVALUATION, {"step": self.step, **depth.values, **spent})
             write_json(self.output / METRICS, metrics)
         self.telemetry.say(f"done: {self.output / METRICS}")
         return metrics

@@ -56,7 +56,8 @@ def test_slices_hold_the_rows_and_metrics_of_their_values(logs, processes, tmp_p
     config = runs.small("dlrm.demo", logs, "--max-steps", "3")
     processes.run(runs.train, config, tmp_path / "run")
     deep = json.loads((tmp_path / "run" / "evaluation.json").read_text("utf-8"))
-    assert {"step", "intervals", "reliability", "user_activity"} == deep.keys()
+    assert {"step", "intervals", "reliability", "user_activity"} < deep.keys()
+    assert deep["sampled_steps"] > 0 and sum(deep["phase_seconds"].values()) > 0
     (checkpoint,) = complete(tmp_path / "run" / "checkpoints")
     first, second = processes.run(sliced, checkpoint, logs)
     assert str(first) == str(second)  # NaN, too
