@@ -7,7 +7,7 @@ temporary folder, behind a URL by writing that one object last. A crash at any m
 a complete `step-N` or something that nothing reads.
 
 The manifest holds the size and checksum of each file, which loading compares: a disk or a copy that
-loses or changes bytes is named, and nothing is trained from garbage.
+loses or changes bytes is named, and nothing is trained from garbage. The manifest has one, too.
 
 Only tensors go through torch.distributed.checkpoint; everything else is JSON in the manifest, so
 that loading never unpickles values.

@@ -7,7 +7,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,27 +40,33 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 
 def last_step(path: Path) -> int:
     """Return the largest step of a file of lines; 0 if there is none."""
-    step = 0
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # cut short by a crash
-                step = max(step, json.loads(line)["step"])
-    return step
+    return max((record["step"] for _, record in _records(path)), default=0)
 
 
 def truncate(path: Path, step: int) -> dict[str, Any]:
-    """Remove lines beyond `step` or cut short by a crash; return the last that stays, or {}."""
-    latest: dict[str, Any] = {}
+    """Remove lines beyond `step` or damaged by a crash; return the last that stays, or {}."""
     if not path.exists():
-        return latest
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(ValueError):
-            record = json.loads(line)
-            if record["step"] <= step:
-                kept.append(line + "\n")
-                latest = record
+        return {}
+    kept, latest = [], {}
+    for line, record in _records(path):
+        if record["step"] <= step:
+            kept.append(line + "\n")
+            latest = record
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text("".join(kept), encoding="utf-8")
     os.replace(partial, path)
     return latest
+
+
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each line that is a record of a step, and the record.
+
+    A crash cuts the last line short, and one of the machine leaves any bytes where lines were.
+    """
+    if not path.exists():
+        return
+    for line in path.read_bytes().decode(errors="replace").split("\n"):
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and type(record.get("step")) is int:
+                yield line, record

@@ -21,6 +21,7 @@ import json
 import re
 import shutil
 import uuid
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ RUN: dict[str, type | tuple[type, ...]] = {
 _NAME = re.compile(r"step-(\d+)|\.step-(\d+)\.replaced")
 _SHOWN = 5
 _DATA = "data-"
+_SEAL = "checksum"
 
 
 def complete(directory: Folder) -> list[Any]:
@@ -82,13 +84,12 @@ def commit(place: Folder, target: Folder, content: Mapping[str, Any]) -> None:
         OSError: it could not be written; then `place` is gone.
     """
     if isinstance(target, RemotePath):
-        text = json.dumps({**content, "data": place.name}, indent=2)
-        write_durably(target / MANIFEST, text.encode())
+        write_durably(target / MANIFEST, _seal({**content, "data": place.name}))
         _remove_other_data(target, place.name)
         return
     assert isinstance(place, Path)
     try:
-        write_durably(place / MANIFEST, json.dumps(content, indent=2).encode())
+        write_durably(place / MANIFEST, _seal(content))
         sync_folder(place)
     except OSError:
         discard(place)
@@ -171,6 +172,12 @@ def read_manifest(
         raise ValueError(f"{place}: damaged ({error}); use an older checkpoint") from error
     if not isinstance(manifest, dict):
         raise ValueError(f"{place}: damaged (not a mapping); use an older checkpoint")
+    seal = manifest.pop(_SEAL, None)
+    if seal not in (None, _checksum(manifest)):
+        raise ValueError(
+            f"{place}: damaged (its content has the checksum {_checksum(manifest)}, expected "
+            f"{seal}); use an older checkpoint, or remove the key {_SEAL!r} if you have edited it"
+        )
     for key, kind in (SAVED if required is None else required).items():
         value = manifest.get(key)
         if key not in manifest or not isinstance(value, kind) or isinstance(value, bool):
@@ -182,6 +189,17 @@ def read_manifest(
                 "on from an older checkpoint"
             )
     return manifest
+
+
+def _seal(content: Mapping[str, Any]) -> bytes:
+    """Return a manifest's text, with the checksum of all that it says."""
+    plain = json.loads(json.dumps(content))  # as it will be read: keys are text
+    return json.dumps({**plain, _SEAL: _checksum(plain)}, indent=2).encode()
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """Return the CRC-32 of a manifest's content, however it is laid out."""
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
 
 
 def _describe(path: Folder) -> str:

@@ -122,7 +122,7 @@ def _claim(output: Path, config: TrainConfig) -> Folder | None:
         if locked:
             recover(folder)
         found = complete(folder)
-        if old.get("checkpoint") != to_dict(config)["checkpoint"]:
+        if old["checkpoint"] != to_dict(config)["checkpoint"]:
             _note(output, config)  # which names where checkpoints are from now on
         _leave(output, old, config)
         return found[-1] if found else None
@@ -187,7 +187,7 @@ def _moved(output: Path, old: Any, config: TrainConfig) -> list[str]:
 
     A run that has none may go on elsewhere, as after a full disk.
     """
-    was, now = old.get("checkpoint", {}).get("folder", ""), config.checkpoint.folder
+    was, now = _folder_of(old), config.checkpoint.folder
     if was == now:
         return []
     held = [folder for folder in (was, now) if complete(_checkpoints(output, folder))]
@@ -200,20 +200,29 @@ def _moved(output: Path, old: Any, config: TrainConfig) -> list[str]:
 
 def _leave(output: Path, old: Any, config: TrainConfig) -> None:
     """Let others have the folder of checkpoints that a run, which had none yet, has moved from."""
-    was = old.get("checkpoint", {}).get("folder", "")
+    was = _folder_of(old)
     if was and was != config.checkpoint.folder:
         with contextlib.suppress(Exception):  # of any file system; it costs this run nothing
             release(locate(was), output)
 
 
-def _read_config(path: Path) -> Any:
+def _folder_of(old: dict[str, Any]) -> str:
+    """Return where the run of a configuration keeps its checkpoints; empty: in its own folder."""
+    settings = old.get("checkpoint")
+    folder = settings.get("folder") if isinstance(settings, dict) else ""
+    return folder if isinstance(folder, str) else ""
+
+
+def _read_config(path: Path) -> dict[str, Any]:
     """Return the configuration that a run left in its folder, newer settings at their defaults."""
     try:
         values = json.loads(path.read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        if not isinstance(values, dict):
+            raise ValueError(f"expected an object, got {values!r:.40}")
+    except ValueError as error:
         raise ValueError(
-            f"{path}: damaged ({error}); remove it if the folder holds nothing else, or choose "
-            "another --output"
+            f"{path}: damaged ({error}); put back the config of the newest checkpoint's "
+            "manifest.json, remove it if the folder holds nothing else, or choose another --output"
         ) from error
     try:
         return to_dict(config_from_dict(values))

@@ -135,6 +135,33 @@ def manifest_cut(place: Place) -> str:
     )
 
 
+@fault("one number of a manifest changes")
+def manifest_changed(place: Place) -> str:
+    """It is named, although it is a manifest; the older checkpoint gives the undisturbed run."""
+
+    def change(path: Path) -> None:
+        text = (path / "manifest.json").read_text()
+        (path / "manifest.json").write_text(text.replace('"rows": ', '"rows": 1', 1))
+
+    return _damaged(place, change, "manifest.json: damaged (its content has the checksum")
+
+
+@fault("a run's config.json is cut short")
+def config_cut(place: Place) -> str:
+    """It is named with a way out; put back from a checkpoint, the run is the undisturbed one."""
+    place.fail(at(7, "kill", 1))
+    config = place.output / "config.json"
+    os.truncate(config, 200)
+    ranks = place.run()
+    expect([rank.code for rank in ranks] == [2, 2], place.tail(ranks))
+    expect("config.json: damaged" in ranks[0].said, place.tail(ranks))
+    newest = complete(place.output / "checkpoints")[-1]
+    content = json.loads((newest / "manifest.json").read_text())
+    config.write_text(json.dumps(content["config"]))
+    place.finish()
+    return f"named; {place.equals_reference()}"
+
+
 @fault("a manifest is lost")
 def manifest_lost(place: Place) -> str:
     """Without its manifest it is no checkpoint: the older one gives the undisturbed run."""
@@ -177,9 +204,10 @@ def other_routing(place: Place) -> str:
     """The checkpoint is refused by name instead of read at the wrong rows."""
 
     def change(path: Path) -> None:
-        text = (path / "manifest.json").read_text()
-        own = json.loads(text)["routing_fingerprint"]
-        (path / "manifest.json").write_text(text.replace(own, "0" * len(own)))
+        content = json.loads((path / "manifest.json").read_text())
+        del content["checksum"]
+        content["routing_fingerprint"] = "0" * len(content["routing_fingerprint"])
+        (path / "manifest.json").write_text(json.dumps(content))
 
     return _damaged(place, change, "routing of ids to table rows")
 

@@ -2,6 +2,7 @@
 """Evaluation counts the rows one means, and says which."""
 
 import dataclasses
+import json
 import warnings
 
 import pytest
@@ -11,7 +12,7 @@ from tests.support.runs import DAYS
 from trainer import evaluate
 from trainer.config import load_recipe
 from trainer.evaluate import choose_rows
-from trainer.manifest import complete
+from trainer.manifest import complete, read_manifest
 
 
 def config(**data):
@@ -88,8 +89,9 @@ def test_evaluating_warns_of_nothing_and_a_foreign_configuration_is_named(proces
     (path,) = complete(tmp_path / "run/checkpoints")
     for metrics in processes.run(_strictly, path, logs):
         assert metrics["rows"] == 640, "the run's test day"
-    text = (path / "manifest.json").read_text()
-    (path / "manifest.json").write_text(text.replace('"epochs":', '"epoch":'))
+    content = read_manifest(path)
+    content["config"]["epoch"] = content["config"].pop("epochs")
+    (path / "manifest.json").write_text(json.dumps(content))
     for message in processes.run(_refusal, path, logs):
         assert "manifest.json: config.epoch: unknown key, did you mean 'epochs'" in message
 

@@ -2,13 +2,14 @@
 """There is a complete checkpoint at every moment, and a folder that is none says what it is."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
 import pytest
 
 from trainer import manifest
-from trainer.manifest import MANIFEST, RUN, commit, complete, read_manifest, recover
+from trainer.manifest import MANIFEST, RUN, commit, complete, draft, read_manifest, recover
 from trainer.retention import prune
 
 SAVED = {"step": 1, "world_size": 1, "files": {}}
@@ -147,3 +148,18 @@ def test_a_folder_that_is_no_checkpoint_says_what_is_there_and_where_one_is(tmp_
     ):
         with pytest.raises(ValueError, match=rf"expected a checkpoint .* {found}"):
             read_manifest(path)
+
+
+def test_a_manifest_that_says_something_else_than_was_written_is_named(tmp_path):
+    target = tmp_path / "step-7"
+    content = {**SAVED, "step": 7, "rows": 70, "ranks": [{1: 0.1, 10: math.nan, 2: "\u00e9"}]}
+    commit(draft(target), target, content)
+    found = read_manifest(target)
+    assert found["rows"] == 70 and "checksum" not in found
+    text = (target / MANIFEST).read_text()
+    for old, new in (('"rows": 70', '"rows": 71'), ("0.1", "0.2"), ("world_size", "world_sise")):
+        (target / MANIFEST).write_text(text.replace(old, new))
+        with pytest.raises(ValueError, match=r"manifest\.json: damaged .its content has the check"):
+            read_manifest(target)
+    (target / MANIFEST).write_text(json.dumps(json.loads(text)))
+    assert read_manifest(target) == found, "however it is laid out"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The folder of a run belongs to one process at a time, and says what is wrong with it."""
 
+import contextlib
 import dataclasses
 import json
 import subprocess
@@ -205,3 +206,22 @@ def test_a_store_that_does_not_answer_is_named(tmp_path, runtime, monkeypatch):
     monkeypatch.setattr(fsspec.filesystem("memory"), "isdir", fails)
     with pytest.raises(ValueError, match=r"memory://x cannot be used \(no credentials\); choose"):
         claim(tmp_path / "run", into("memory://x"), runtime)
+
+
+@pytest.mark.parametrize("junk", [None, 3, "x", [], {}, [{}]])
+def test_whatever_stands_in_a_configuration_is_named_and_breaks_nothing(tmp_path, runtime, junk):
+    output, config = tmp_path / "run", load_recipe(RECIPE)
+    claim(output, config, runtime)
+    whole = json.loads((output / CONFIG).read_text())
+    for key in whole:
+        (output / CONFIG).write_text(json.dumps({**whole, key: junk}))
+        if key in ("schema", "model", "data", "dense", "loader"):
+            with pytest.raises(ValueError, match="run: holds an unfinished run of another config"):
+                claim(output, config, runtime)
+        else:
+            with contextlib.suppress(ValueError):
+                claim(output, config, runtime)
+    (output / CONFIG).write_text(json.dumps(junk))
+    if not isinstance(junk, dict):
+        with pytest.raises(ValueError, match=r"config\.json: damaged .expected an object.*back"):
+            claim(output, config, runtime)
