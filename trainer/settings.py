@@ -100,7 +100,7 @@ def check_words(config: Any, words: Sequence[str]) -> None:
 def last_value(words: Sequence[str], name: str) -> str:
     """Return the last value that `words` give to the setting `name`, or an empty string."""
     value = ""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words[1:], ""], strict=False):  # none: one is longer
         text, equals, rest = word.partition("=")
         if text == name:
             value = rest if equals else following

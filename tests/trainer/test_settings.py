@@ -175,3 +175,8 @@ def test_settings_can_be_replaced_by_their_own_written_values():
     ]
     assert len(words) > 40
     assert apply_overrides(config, words) == dataclasses.replace(config)
+
+
+def test_no_overrides_change_nothing():
+    config = load_recipe("dlrm.demo")
+    assert apply_overrides(config, []) == config
