@@ -12,66 +12,28 @@ Shapes: B examples, V values.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
-from embeddings.lifetime import MISSING_ID, DynamicConfig
-from embeddings.plain import suggest
+from embeddings.lifetime import DynamicConfig
 from embeddings.schema import DenseFeature, Schema, SparseFeature, Table, Transform
-from models.batch import Batch
 from trainer.build import open_loader
 from trainer.config import TrainConfig
-from trainer.data.columns import kind_of, to_floats, to_integers
 from trainer.data.loader import Loader
 from trainer.data.order import EpochOrder, Leg
 from trainer.data.parquet import LogFile
+from trainer.data.slicing import DAY, Slicing, find_slices
 from trainer.metrics import Metrics
 from trainer.runtime import Runtime
 
-DAY = "day"
-_TOP = 20
-_BINS = 10
 _MAX_BINS = 2**16
 _MAX_USER_ROWS = 1_000_000
-_MAX_VALUES = 1_000_000
 _REPORTED = ("rows", "weight", "auc", "auc_standard_error", "gauc", "gauc_users", "logloss", "ne")
 _MEANS = ("calibration", "prediction_mean", "label_mean")
-_IDS = ("text", "date")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slicing:
-    """How a column's values are slices.
-
-    names: of the slices, in order; the last one is of nulls. keys: ids in ascending order, and
-    `codes` their slices (others: the last but one); or edges: between bins of numbers.
-    """
-
-    column: str
-    names: tuple[str, ...]
-    keys: NDArray[np.int64]
-    codes: NDArray[np.int64]
-    edges: NDArray[np.float64] | None = None
-
-    def of(self, batch: Batch) -> NDArray[np.int64]:
-        """Return the slice (B,) of each row of a batch of the column's own loader."""
-        null = len(self.names) - 1
-        if self.edges is not None:
-            values = batch.dense[:, 0].double().numpy()
-            return np.where(np.isnan(values), null, np.searchsorted(self.edges, values, "right"))
-        values = batch.sparse.values().numpy()
-        place = np.minimum(np.searchsorted(self.keys, values), len(self.keys) - 1)
-        found = np.where(self.keys[place] == values, self.codes[place], null - 1)
-        return np.where(values == MISSING_ID, null, found)
 
 
 class Slices:
@@ -190,91 +152,3 @@ def _agree(column: str, files: Sequence[LogFile], schema: Schema, at: Runtime) -
     if isinstance(answer[0], ValueError):
         raise answer[0]
     return answer[0]
-
-
-def find_slices(column: str, files: Sequence[LogFile], schema: Schema) -> Slicing:
-    """Count a column's values in the test files and choose the slices.
-
-    Raises:
-        ValueError: there is no such column, or it has no single value a row.
-    """
-    for file in files:
-        columns = pq.read_schema(file.path)
-        if column not in columns.names:
-            days = " (`day` slices logs in dt=YYYY-MM-DD folders)" if column == DAY else ""
-            raise ValueError(
-                f"--slice-by {column}: {file.path} has no such column"
-                f"{suggest(column, columns.names)}{days}; columns: {columns.names}"
-            )
-        kind = kind_of(columns.field(column).type)
-        if kind not in ("integer", "float", "decimal", "null", *_IDS):
-            raise ValueError(
-                f"--slice-by {column}: expected a column of ids or numbers, one a row, got "
-                f"{columns.field(column).type} in {file.path}; choose another"
-            )
-    used = {one.column for one in schema.sparse if one.transform in ("hash", "identity")}
-    kind = kind_of(pq.read_schema(files[0].path).field(column).type)
-    as_ids = kind in _IDS or (kind == "integer" and column in {*used, schema.user})
-    values, counts = _count(column, files, as_ids)
-    if not as_ids and len(values) > _TOP:
-        steps = np.interp(
-            np.linspace(0, 1, _BINS + 1)[1:-1], np.cumsum(counts) / counts.sum(), values
-        )
-        edges = np.unique(steps.astype(np.float32)).astype(np.float64)
-        ends = [f"{value:g}" for value in edges]
-        names = [f"below {ends[0]}", *(f"{a} to {b}" for a, b in itertools.pairwise(ends))]
-        empty = np.empty(0, np.int64)
-        names += [f"from {ends[-1]}", "null"]
-        return Slicing(column=column, names=tuple(names), keys=empty, codes=empty, edges=edges)
-    top = np.argsort(-counts, kind="stable")[:_TOP]
-    ids = values[top].astype(np.int64)
-    labels = [f"{value:g}" if kind == "float" else str(value) for value in values[top].tolist()]
-    if kind in _IDS:
-        labels = _names(column, files, ids)
-    order = np.argsort(ids)
-    return Slicing(
-        column=column,
-        names=(*labels, "others", "null"),
-        keys=ids[order] if len(ids) else np.array([MISSING_ID]),
-        codes=order if len(ids) else np.zeros(1, np.int64),
-    )
-
-
-def _chunks(column: str, files: Sequence[LogFile]) -> Iterator[pa.Array]:
-    for file in files:
-        with pq.ParquetFile(file.path) as source:
-            for batch in source.iter_batches(columns=[column]):
-                yield batch.column(0)
-
-
-def _count(column: str, files: Sequence[LogFile], as_ids: bool) -> tuple[NDArray, NDArray]:
-    """Return the distinct values of a column, ascending, and how many rows have each.
-
-    Beyond a million values the rarer half is given up: they are no slices of their own.
-    """
-    values, counts = np.empty(0, np.int64 if as_ids else np.float64), np.empty(0, np.int64)
-    for chunk in _chunks(column, files):
-        present = chunk.drop_null()
-        found = to_integers(present, column)[0] if as_ids else to_floats(present)
-        found = found if as_ids else found[np.isfinite(found)]
-        new, times = np.unique(found, return_counts=True)
-        values, place = np.unique(np.concatenate([values, new]), return_inverse=True)
-        counts = np.bincount(place, np.concatenate([counts, times])).astype(np.int64)
-        if len(values) > _MAX_VALUES:
-            kept = np.sort(np.argsort(-counts, kind="stable")[: _MAX_VALUES // 2])
-            values, counts = values[kept], counts[kept]
-    return values, counts
-
-
-def _names(column: str, files: Sequence[LogFile], ids: NDArray[np.int64]) -> list[str]:
-    """Return the texts (or dates) that have these ids."""
-    names: dict[int, str] = {}
-    for chunk in _chunks(column, files):
-        present = chunk.drop_null()
-        found, first = np.unique(to_integers(present, column)[0], return_index=True)
-        wanted = np.isin(found, ids)
-        texts = present.take(pa.array(first[wanted])).to_pylist()
-        names |= dict(zip(found[wanted].tolist(), map(str, texts), strict=True))
-        if len(names) == len(ids):
-            break
-    return [names[one] for one in ids.tolist()]

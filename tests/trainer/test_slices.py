@@ -11,10 +11,10 @@ from sklearn.metrics import roc_auc_score
 
 from tests.support import runs
 from trainer.data.parquet import discover
+from trainer.data.slicing import find_slices
 from trainer.evaluate import Detail, evaluate, evaluate_checkpoint, open_checkpoint
 from trainer.manifest import complete
 from trainer.schemas import demo
-from trainer.slices import find_slices
 
 SLICES = ("note", "price", "day", "user_id", "country")
 
