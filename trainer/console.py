@@ -65,8 +65,13 @@ class Console:
             self.say(f"step {steps}  {interval_line(record)}  eta {eta}")
 
     def say(self, text: str, loud: bool = False) -> None:
-        """Print a line above the bar; if quiet, only if `loud`."""
+        """Print a line above the bar, as JSON in that mode; if quiet, only if `loud`."""
         if self.mode == "quiet" and not loud:
+            return
+        if self.mode == "json":
+            now = datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
+            line = json.dumps({"time": now, "level": "alarm" if loud else "info", "message": text})
+            print(line, file=sys.stderr, flush=True)
             return
         line = f"{datetime.datetime.now():%H:%M:%S} {text}"
         if self._progress is not None:

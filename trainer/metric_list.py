@@ -284,6 +284,8 @@ no time and is in no part; the averaging of dense gradients is in `backward`, th
 tables' gradients in `update`.
 
 {table()}
+
+Nights write `night.prom` for node_exporter: the docstring of `pipelines/night_metrics.py` lists it.
 """
 
 

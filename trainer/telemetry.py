@@ -37,9 +37,10 @@ class TelemetryConfig:
     """How often and in what form a run reports.
 
     interval_steps: steps between reports. mode: `rich`, a progress bar if stderr is a terminal,
-    else `plain`; `plain`, a line per interval; `json`, the curve's object per interval; `quiet`,
-    alarms only. window_examples: examples of rank 0 behind the running AUC. alarm_after_steps:
-    warm-up in which no alarm is raised. alarm_intervals: intervals in a row that make a stuck AUC.
+    else `plain`; `plain`, a line per interval; `json`, JSON lines alone: the curve's object per
+    interval, and what else is said as `message`; `quiet`, alarms only. window_examples: examples of
+    rank 0 behind the running AUC. alarm_after_steps: warm-up in which no alarm is raised.
+    alarm_intervals: intervals in a row that make a stuck AUC.
     """
 
     interval_steps: int = 50

@@ -52,9 +52,8 @@ needs_server = pytest.mark.skipif(
 
 def known() -> set[str]:
     """Names of series: of runs, of nights, of the rules' own records."""
-    nights = ROOT / "pipelines" / "night_metrics.py"
-    text = nights.read_text("utf-8") if nights.exists() else "\n".join(EXPRESSIONS)
-    names = set(re.findall(r"fullrank_night_[a-z_]+", text))
+    nights = (ROOT / "pipelines" / "night_metrics.py").read_text("utf-8")
+    names = set(re.findall(r"fullrank_night_[a-z_]+", nights))
     return names | {m.full_name for m in METRICS} | {r["record"] for r in RULES if "record" in r}
 
 

@@ -129,7 +129,7 @@ def test_a_terminal_gets_a_progress_bar(tmp_path, capsys, monkeypatch):
     run(tmp_path, 6, 6, TelemetryConfig(interval_steps=3))
     output = capsys.readouterr()
     assert output.out == ""
-    for part in ("train", "6/6", "loss 0.5", "rows/s", "input wait"):
+    for part in ("train", "6/6", "loss 0.5", "auc 1.0", "rows/s", "input wait", "eta"):
         assert part in output.err
 
 
@@ -137,6 +137,12 @@ def test_json_mode_prints_the_curve_and_quiet_prints_nothing(tmp_path, capsys):
     run(tmp_path / "a", 6, 6, TelemetryConfig(interval_steps=3, mode="json"))
     lines = capsys.readouterr().err.splitlines()
     assert [json.loads(line) for line in lines] == points(tmp_path / "a")
+    with Telemetry(tmp_path / "c", 0, 6, TelemetryConfig(mode="json")) as telemetry:
+        telemetry.evaluation(6, {"auc": 0.75, "rows": 10})
+        telemetry.say("ALARM", loud=True)
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["level"] for line in said] == ["info", "alarm"]
+    assert "auc 0.75" in said[0]["message"] and said[0].keys() == {"time", "level", "message"}
     run(tmp_path / "b", 6, 6, TelemetryConfig(interval_steps=3, mode="quiet"))
     assert capsys.readouterr().err == ""
 
