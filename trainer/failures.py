@@ -19,11 +19,13 @@ from trainer.runtime import RunError
 from trainer.stopping import Stopped
 
 
-def exit_code(work: Callable[[], None]) -> int:
+def exit_code(work: Callable[[], None], resumes: bool = False) -> int:
     """Do `work`; return 0, 2 where configuration or data are wrong, 1 for any other failure.
 
     130 where it was interrupted (Ctrl-C), 143 where it was asked to end (SIGTERM). Failures go to
     stderr, with the rank if there are several.
+
+    resumes: whether the same command goes on from what it has saved.
     """
     try:
         work()
@@ -36,12 +38,8 @@ def exit_code(work: Callable[[], None]) -> int:
             print(f"stopped: {stop}", file=sys.stderr, flush=True)
         return 128 + stop.number
     except KeyboardInterrupt:
-        print(
-            f"{_rank()}interrupted: what was done since the last checkpoint is lost; the same "
-            "command goes on from there",
-            file=sys.stderr,
-            flush=True,
-        )
+        rest = "the same command goes on from its newest checkpoint" if resumes else "run it again"
+        print(f"{_rank()}interrupted: {rest}", file=sys.stderr, flush=True)
         return 130
     except Exception as error:
         # The process group is left as it is: leaving it properly would wait for the other ranks.

@@ -50,10 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    # Imported late: a wrong setting is named without waiting for the distributed part.
-    from trainer.failures import exit_code
-    from trainer.loop import Trainer
-    from trainer.runtime import start
+    try:
+        # Imported late: a wrong setting is named without waiting for the distributed part.
+        from trainer.failures import exit_code
+        from trainer.loop import Trainer
+        from trainer.runtime import start
+    except KeyboardInterrupt:
+        print("interrupted: nothing was begun", file=sys.stderr)
+        return 130
 
     def work() -> None:
         runtime = start(config.runtime)
@@ -63,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Trainer(chosen, output, runtime).fit()
         runtime.stop()
 
-    return exit_code(work)
+    return exit_code(work, resumes=True)
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Path, list[str]]:

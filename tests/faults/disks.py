@@ -17,6 +17,7 @@ from tests.faults.fault import fault
 from tests.faults.harness import Place, expect
 from tests.support import s3
 from trainer.manifest import complete
+from trainer.ownership import OWNER
 
 KILLS = 50
 
@@ -66,7 +67,8 @@ def tiny_disk(place: Place) -> str:
         ranks = place.run(*folder)
         expect([rank.code for rank in ranks] == [1, 1], place.tail(ranks))
         expect("No space left on device" in ranks[0].said, ranks[0].said)
-        expect(not [p for p in disk.iterdir() if p.name != ".lock"], "something stayed")
+        left = {path.name for path in disk.iterdir()}
+        expect(left == {OWNER}, f"something stayed: {left}")
     finally:
         subprocess.run(["umount", str(disk)], check=True)
     place.finish()
@@ -101,12 +103,23 @@ def _goes_on(place: Place, kept: int) -> None:
 @fault(f"SIGKILL at {KILLS} random moments of a saving run")
 def random_moments(place: Place) -> str:
     """There is a complete checkpoint at every moment; the final metrics are the same."""
+    return _random_moments(place, KILLS)
+
+
+@fault("SIGKILL at a few random moments of a saving run", quick=True)
+def few_random_moments(place: Place) -> str:
+    """There is a complete checkpoint at every moment; the final metrics are the same."""
+    return _random_moments(place, 4)
+
+
+def _random_moments(place: Place, kills: int) -> str:
+    """Kill so many saving runs, each at some moment, and go on each time."""
     reference, draw, hits, steps = place.harness.tiny_reference(), random.Random(1), 0, set()
     duration = 0.0
     attempt = 0
-    while hits < KILLS:
+    while hits < kills:
         attempt += 1
-        expect(attempt < 4 * KILLS, f"only {hits} kills hit a run")
+        expect(attempt < 4 * kills, f"only {hits} kills hit a run")
         one = place.harness.place(f"{place.folder.name}-{attempt}")
         started = time.monotonic()
         if not duration:

@@ -52,7 +52,7 @@ def main(logs: str, output: str, words: list[str], faults: list[dict[str, Any]])
         trainer.fit()
         runtime.stop()
 
-    return exit_code(work)
+    return exit_code(work, resumes=True)
 
 
 def _record_rows(trainer: Trainer) -> None:

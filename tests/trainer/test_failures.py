@@ -57,4 +57,7 @@ def test_an_interruption_is_one_line_and_its_own_exit_code(capsys):
         raise KeyboardInterrupt
 
     assert exit_code(work) == 130
-    assert capsys.readouterr().err.count("\n") == 1
+    assert capsys.readouterr().err == "interrupted: run it again\n"
+    assert exit_code(work, resumes=True) == 130
+    said = capsys.readouterr().err
+    assert said == "interrupted: the same command goes on from its newest checkpoint\n"
