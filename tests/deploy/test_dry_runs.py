@@ -117,7 +117,10 @@ def test_a_wrong_topology_ends_the_command_without_a_stack_trace() -> None:
     assert ending.value.code == 1
 
 
-@pytest.mark.parametrize("document", ["README.md", "deploy/README.md"])
+@pytest.mark.parametrize(
+    "document",
+    ["README.md", "deploy/README.md", "docs/howto/nodes.md", "docs/howto/kubernetes.md"],
+)
 def test_documented_launches_are_accepted(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8").replace("\\\n", " ")
     commands = re.findall(r"^\s*torchx run (.*)$", text, re.MULTILINE)
