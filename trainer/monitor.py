@@ -156,7 +156,8 @@ class Monitor:
         for name in ADVICE:
             values.set("alarm_active", name in ringing, name)
         values.set("pipelined_modules", trainer.pipeline.num_pipelined)
-        values.set("sharded_modules", len(trainer.parallel.sharded_modules))
+        if values.get("sharded_modules") is None:
+            values.set("sharded_modules", len(trainer.parallel.sharded_modules))
 
     def evaluation(
         self, step: int, metrics: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]
