@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Faults of every kind leave what they must; `make faults` injects all of them."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.faults.catalogue import FAULTS
@@ -32,6 +34,14 @@ def test_there_are_many_faults_each_with_a_name_and_an_expectation_of_its_own():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
     assert all(fault.expected for fault in FAULTS)
     assert row("a" * 50, "b", "c").count("\n") == 1
+
+
+def test_the_readme_lists_every_fault_with_what_is_expected_of_it():
+    text = (Path(__file__).parent / "README.md").read_text()
+    for fault in FAULTS:
+        mark = " *" if fault.quick else ""
+        assert f"| {fault.name}{mark} | {fault.expected} |" in text
+    assert text.count("\n|") == len(FAULTS) + 2
 
 
 def test_a_fault_that_does_not_happen_is_a_failure(harness):

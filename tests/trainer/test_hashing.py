@@ -1,4 +1,7 @@
 # SPDX-License-Identifier: MIT
+import sys
+import tracemalloc
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -6,6 +9,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.data.columns import to_integers
 from trainer.data.hashing import hash_strings, mix64, permutation, to_rows
 
 ANY_BYTES = st.lists(st.none() | st.binary(max_size=100), max_size=30)
@@ -107,3 +111,17 @@ def test_a_permutation_depends_on_its_key_alone_and_does_not_change_between_rele
     assert sorted(permutation(1000, 1)) == list(range(1000))
     assert permutation(1000, 1, 2).tolist() != permutation(1000, 2, 1).tolist()
     assert permutation(8, 0).tolist() == [5, 4, 3, 2, 7, 6, 0, 1]
+
+
+def test_strings_are_hashed_in_less_memory_than_python_objects_of_them_would_take():
+    rows = 100_000
+    column = pa.array(np.char.add(8 * "a-session", np.arange(rows).astype(str)))
+    to_integers(column[:10], "a")  # what is allocated once
+    tracemalloc.start()
+    try:
+        values, _ = to_integers(column, "a")
+        hashing = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    objects = sum(map(sys.getsizeof, column.to_pylist())) + 8 * rows
+    assert len(values) == rows and hashing < 0.75 * objects, (hashing, objects)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import runs
 from tests.support.runs import BATCH, DAYS
+from trainer import evaluate
 from trainer.manifest import complete
 
 TOWERS = (
@@ -92,11 +93,25 @@ def test_a_checkpoint_evaluates_to_the_runs_metrics_at_any_world_size(logs, proc
     config = runs.small("dlrm.demo", logs)
     trained = processes.run(runs.train, config, tmp_path / "run")[0]
     path = complete(tmp_path / "run/checkpoints")[-1]
-    for world_size in (1, 2):
-        metrics = processes.run(runs.evaluated, path, logs, DAYS[1], world_size=world_size)[0]
+    for world_size, workers in ((1, 2), (2, 0)):
+        count = (_with_workers, path, logs, workers)
+        metrics = processes.run(*count, world_size=world_size)[0]
         assert metrics["rows"] == trained["rows"] == 640
         for name in ("auc", "gauc", "logloss"):
             assert metrics[name] == pytest.approx(trained[name], rel=1e-6)
+
+
+def _with_workers(runtime, path, logs, workers):
+    """Evaluate a checkpoint with so many loader workers on each rank."""
+    read = evaluate.open_loader
+
+    def open_loader(config, *arguments, **options):
+        loader = dataclasses.replace(config.loader, num_workers=workers)
+        return read(dataclasses.replace(config, loader=loader), *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "open_loader", open_loader)
+        return runs.evaluated(runtime, path, logs, DAYS[1])
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
