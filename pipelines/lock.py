@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import socket
 import threading
@@ -87,9 +88,11 @@ class Lock:
         """Return what the lock file says, or None where there is none that can be read."""
         try:
             owner = json.loads(self.path.read_text(encoding="utf-8"))
-            return owner if {"token", "host", "pid", "since", "expires"} <= owner.keys() else None
-        except (OSError, ValueError, AttributeError):
-            return None
+            numbers = [float(owner[name]) for name in ("pid", "since", "expires")]
+            whole = all(map(math.isfinite, numbers)) and {"token", "host"} <= owner.keys()
+            return owner if whole else None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None  # cut short by a crash, or no lock of ours: nobody's
 
     def renew(self) -> bool:
         """Put off the expiry; return whether the folder was still this owner's."""

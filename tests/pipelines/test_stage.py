@@ -192,9 +192,18 @@ def test_a_lock_is_void_when_it_has_run_out_or_its_process_is_dead(tmp_path):
     owner(tmp_path, host=socket.gethostname(), pid=2**22 + 1)
     with Lock(tmp_path, clock=lambda: 999.0):
         pass
-    (tmp_path / ".lock").write_text("")  # cut short by a crash
-    with Lock(tmp_path):
-        pass
+    whole = {"token": "x", "host": "y", "pid": 1, "since": 0, "expires": 1e12}
+    damaged = [
+        "",
+        "[]",
+        "null",
+        '"text"',
+        *(json.dumps({**whole, "expires": v}) for v in ("a", [])),
+    ]
+    for text in damaged:  # cut short by a crash, or written by something else
+        (tmp_path / ".lock").write_text(text)
+        with Lock(tmp_path):
+            pass
 
 
 def test_a_stage_is_not_committed_by_a_run_that_lost_its_folder(tmp_path):
