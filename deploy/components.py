@@ -21,10 +21,6 @@ from torchx import specs
 from torchx.specs.finder import ComponentValidationException
 
 TRAINER_MODULE = "trainer.train"
-EVALUATION_MODULE = "trainer.evaluate"
-INGESTION_MODULE = "pipelines.ingest"
-PIPELINE_MODULE = "pipelines.run"
-WAIT_MODULE = "deploy.wait"
 
 # Cores, GPUs and MiB of memory of a node; 0 cores: this machine's, divided among the nodes.
 SIZES = {
@@ -67,11 +63,9 @@ def train(
     topology = parse_topology(j)
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe).strip("-.")
     words = [TRAINER_MODULE, recipe, "--output", output or f"runs/{slug}-{timestamp()}", *overrides]
-    port = port or free_port()
     node = specs.Role(name="train", image=image, max_retries=max_retries)
     node.resource = resource_of(size, topology[1])
-    script = torchrun_script(words, topology, node, port, patience)
-    return job(slug, node, script, mounts)
+    return job(slug, node, torchrun_script(words, topology, node, port, patience), mounts)
 
 
 def evaluate(
@@ -99,59 +93,65 @@ def evaluate(
         patience: seconds that the other nodes wait for node 0 to answer before the job fails
     """
     topology = parse_topology(j)
-    words = [EVALUATION_MODULE, checkpoint, "--data", data, *options]
-    node = specs.Role(name="evaluate", image=image)
-    node.resource = resource_of(size, topology[1])
-    script = torchrun_script(words, topology, node, port or free_port(), patience)
-    return job("evaluate", node, script, mounts)
+    words = ["trainer.evaluate", checkpoint, "--data", data, *options]
+    node = specs.Role(name="evaluate", image=image, resource=resource_of(size, topology[1]))
+    return job("evaluate", node, torchrun_script(words, topology, node, port, patience), mounts)
 
 
 def ingest(
-    *logs: str,
+    *options: str,
+    raw: str,
     schema: str,
     output: str,
+    j: str = "1x1",
     size: str = "local",
     image: str = "",
     mounts: str = "",
-    max_retries: int = 0,
+    port: int = 0,
+    patience: int = 600,
 ) -> specs.AppDef:
-    """Turn raw logs into typed Parquet by day, on one node.
+    """Turn raw days into typed Parquet; N nodes x M processes share the days among them.
 
     Args:
-        logs: files, folders and globs, and options of pipelines.ingest, after `--`
+        options: of pipelines.deliveries, after `--`: -- --ready watermark --list-separator "|"
+        raw: folder or URL of the raw days dt=YYYY-MM-DD
         schema: the schema's YAML file
-        output: folder of the partitions
-        size: of the node: a name in SIZES, or CORES:GPUS:MIB
+        output: folder of the typed days, which every node sees
+        j: NODESxPROCESSES
+        size: of a node: a name in SIZES, or CORES:GPUS:MIB
         image: image for docker and kubernetes; fullrank:cpu by default
         mounts: for docker and kubernetes: type=bind|volume,src=FROM,dst=TO[,readonly][,type=...]
-        max_retries: restarts after a failure, by schedulers that requeue
+        port: rendezvous port on node 0; 0 picks one that is free on this machine
+        patience: seconds that the other nodes wait for node 0 to answer before the job fails
     """
-    words = [INGESTION_MODULE, *logs, "--schema", schema, "--output", output]
-    node = specs.Role(name="ingest", image=image, max_retries=max_retries)
-    node.resource = resource_of(size, 1)
-    return job("ingest", node, python_script(words, node.resource.cpu), mounts)
+    topology = parse_topology(j)
+    words = ["pipelines.deliveries", raw, "--schema", schema, "--output", output, *options]
+    node = specs.Role(name="ingest", image=image, resource=resource_of(size, topology[1]))
+    return job("ingest", node, torchrun_script(words, topology, node, port, patience), mounts)
 
 
 def nightly(
     *options: str,
     recipe: str,
-    data: str,
     output: str,
-    date: str = "",
+    data: str = "",
+    raw: str = "",
+    date: str = "new",
     j: str = "1x1",
     size: str = "local",
     image: str = "",
     mounts: str = "",
     max_retries: int = 0,
 ) -> specs.AppDef:
-    """Run a night on one node: train on the new days, compare, promote or refuse.
+    """Run nights on one node: train on the new days, compare, promote or refuse.
 
     Args:
         options: of `pipelines.run nightly`, after `--`: -- --first-days 3 -- --data.schema s.yaml
         recipe: what to train
-        data: the log, in folders dt=YYYY-MM-DD
         output: folder of nights and models
-        date: day to evaluate on, earlier days train; yesterday in UTC by default
+        data: typed days dt=YYYY-MM-DD
+        raw: raw days instead, which are checked and typed first
+        date: day to evaluate on, which earlier days train for; FIRST:LAST; new: all that are new
         j: 1xPROCESSES of a training; for more nodes: -- --launcher torchx --scheduler S -j NxM
         size: of the node: a name in SIZES, or CORES:GPUS:MIB
         image: image for docker and kubernetes; fullrank:cpu, or fullrank:gpu with GPUs, by default
@@ -164,13 +164,13 @@ def nightly(
             f"-j: a night is one process that starts trainings; expected 1xPROCESSES, got {j!r}. "
             "To train on more nodes: -- --launcher torchx --scheduler SCHEDULER -j NODESxPROCESSES"
         )
-    day = date or timestamp(datetime.timedelta(days=-1), "%Y-%m-%d")
-    words = [PIPELINE_MODULE, "nightly", "--date", day, "--recipe", recipe, "--data", data]
-    words += ["--output", output, "-j", f"1x{processes}", *options]
+    words = ["pipelines.run", "nightly", "--date", date, "--recipe", recipe, "--output", output]
+    words += [*(("--data", data) if data else ()), *(("--raw", raw) if raw else ())]
+    words += ["-j", f"1x{processes}", *options]
     resource = resource_of(size, 1)
     node = specs.Role(name="nightly", image=image, max_retries=max_retries, resource=resource)
     script = python_script(words, max(1, resource.cpu // processes))
-    return job(f"nightly-{day}", node, script, mounts)
+    return job("nightly", node, script, mounts)
 
 
 def resource_of(size: str, nodes: int) -> specs.Resource:
@@ -257,6 +257,7 @@ def torchrun_script(
     """Return the script with which each node starts its processes; say in `node` how many nodes."""
     minimum, nodes, processes = topology
     node.num_replicas, node.min_replicas = nodes, minimum if minimum != nodes else None
+    port = port or free_port()
     node.port_map = {"c10d": port}
     agent = [
         *("torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-id", specs.macros.app_id),
@@ -276,7 +277,7 @@ case $$TORCHX_JOB_ID in
 # it so in its own pod.)
 local_cwd:*) address=--local-addr=localhost ;;
 # Elsewhere node 0 may be the last to start, and until then its name may not resolve.
-*) [ $$node = 0 ] || "$$python" -m {WAIT_MODULE} "$$host" {port} --seconds {patience} || exit ;;
+*) [ $$node = 0 ] || "$$python" -m deploy.wait "$$host" {port} --seconds {patience} || exit ;;
 esac
 """
     return python_script(agent, threads, meet, f'$$address --rdzv-endpoint "$$host:{port}"')
@@ -294,7 +295,6 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def timestamp(shift: datetime.timedelta = datetime.timedelta(), form: str = "") -> str:
-    """Return the time in UTC, to the millisecond and safe in a file name, or by `form`."""
-    time = datetime.datetime.now(datetime.UTC) + shift
-    return time.strftime(form) if form else time.strftime("%Y%m%d-%H%M%S-%f")[:-3]
+def timestamp() -> str:
+    """Return the time in UTC, to the millisecond, sortable and safe in a file name."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]

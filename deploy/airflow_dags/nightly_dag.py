@@ -3,8 +3,8 @@
 
 Point Airflow's `dags_folder` at this folder. Tasks run the commands of pipelines/ in this checkout
 with its own .venv, so Airflow needs none of our packages. Everything can be tried again: a day is
-ingested once, a night keeps the stages that are made, and it trains on all days since the last, so
-nothing is caught up.
+typed anew only if its raw files have changed, a night keeps the stages that are made, and it trains
+on all days since the last, so nothing is caught up.
 
 What may help is tried again every half hour, such as a day that is late; wrong options or data and
 a refused candidate fail at once.
@@ -40,22 +40,20 @@ PARAMETERS = {
     "processes": "1",
 }
 DATE = "{{ params.date or macros.ds_add(ds, -1) }}"
-INGEST = ["pipelines.ingest", f"{{{{ params.raw }}}}/dt={DATE}"]
+INGEST = ["pipelines.deliveries", "{{ params.raw }}", "--days", DATE]
 INGEST += ["--schema", "{{ params.schema }}", "--output", "{{ params.data }}"]
 NIGHT = ["pipelines.run", "nightly", "--date", DATE, "--recipe", "{{ params.recipe }}"]
 NIGHT += ["--data", "{{ params.data }}", "--output", "{{ params.output }}"]
 NIGHT += ["-j", "1x{{ params.processes }}", "--", "--data.schema", "{{ params.schema }}"]
 
 
-def run(*words: str, made: str = "") -> None:
-    """Run `python -m WORDS` in the checkout and show what it says, unless `made` exists.
+def run(*words: str) -> None:
+    """Run `python -m WORDS` in the checkout and show what it says.
 
     Raises:
         AirflowFailException: trying again would change nothing.
         AirflowException: it may.
     """
-    if made and (CHECKOUT / made).exists():
-        return
     command = [str(CHECKOUT / ".venv" / "bin" / "python"), "-m", *words]
     code = SubprocessHook().run_command(command, cwd=str(CHECKOUT)).exit_code
     if code in FINAL:
@@ -74,9 +72,6 @@ with DAG(
     default_args={"retries": 12, "retry_delay": datetime.timedelta(minutes=30)},
     tags=["fullrank"],
 ) as dag:
-    ingested = {"made": f"{{{{ params.data }}}}/dt={DATE}/_manifest.json"}
-    ingest = PythonOperator(
-        task_id="ingest", python_callable=run, op_args=INGEST, op_kwargs=ingested
-    )
+    ingest = PythonOperator(task_id="ingest", python_callable=run, op_args=INGEST)
     night = PythonOperator(task_id="night", python_callable=run, op_args=NIGHT)
     ingest.set_downstream(night)

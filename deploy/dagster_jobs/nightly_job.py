@@ -3,8 +3,8 @@
 
 `dagster dev -f deploy/dagster_jobs/nightly_job.py`. Its ops run the commands of pipelines/ in this
 checkout with its own .venv, so Dagster needs none of our packages. Everything can be tried again: a
-day is ingested once, a night keeps the stages that are made, and it trains on all days since the
-last, so nothing is caught up.
+day is typed anew only if its raw files have changed, a night keeps the stages that are made, and it
+trains on all days since the last, so nothing is caught up.
 
 What may help is tried again every half hour, such as a day that is late; wrong options or data and
 a refused candidate fail at once.
@@ -54,12 +54,11 @@ def run(context: dagster.OpExecutionContext, words: list[str]) -> None:
 
 @dagster.op
 def ingest(context: dagster.OpExecutionContext, settings: Night) -> str:
-    """Turn the day's raw logs into typed Parquet, unless that is done; return the day."""
+    """Turn the day's raw logs into typed Parquet; return the day."""
     yesterday = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
     day = settings.date or yesterday.strftime("%Y-%m-%d")
-    if not (CHECKOUT / settings.data / f"dt={day}" / "_manifest.json").exists():
-        words = ["pipelines.ingest", f"{settings.raw}/dt={day}", "--schema", settings.schema_file]
-        run(context, [*words, "--output", settings.data])
+    words = ["pipelines.deliveries", settings.raw, "--days", day]
+    run(context, [*words, "--schema", settings.schema_file, "--output", settings.data])
     return day
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The components: what they refuse, and the script that each node runs."""
 
-import datetime
 import os
 import re
 import shlex
@@ -184,24 +183,24 @@ def test_an_evaluation_runs_on_all_nodes_and_processes() -> None:
     assert tail == ["trainer.evaluate", "runs/a b", "--data", "logs", "--days", "2026-01-02"]
 
 
-def test_an_ingestion_gets_its_logs_and_options_word_for_word(tmp_path: Path) -> None:
-    job = ingest("raw/*.csv", "--list-separator", "|", schema="s.yaml", output="data")
-    words = ["pipelines.ingest", "raw/*.csv", "--list-separator", "|"]
-    assert run_node(script(job), tmp_path) == [
-        "-m",
-        *words,
-        *["--schema", "s.yaml", "--output", "data"],
-    ]
+def test_an_ingestion_shares_days_among_processes_and_gets_its_options_word_for_word() -> None:
+    job = ingest("--list-separator", "|", raw="raw", schema="s.yaml", output="data", j="2x4")
+    assert job.roles[0].num_replicas == 2
+    words = shlex.split(script(job).split(" -m torch.distributed.run ")[1])
+    assert words[words.index("--nproc-per-node") + 1] == "4"
+    tail = words[words.index("-m") + 1 :]
+    given = ["--schema", "s.yaml", "--output", "data", "--list-separator", "|"]
+    assert tail == ["pipelines.deliveries", "raw", *given]
 
 
-def test_a_night_is_yesterdays_unless_a_date_is_given(tmp_path: Path) -> None:
-    night = {"recipe": "dlrm.demo", "data": "logs", "output": "nights"}
-    words = run_node(script(nightly(**night, j="1x2")), tmp_path)
+def test_a_night_is_of_all_new_days_unless_a_date_is_given(tmp_path: Path) -> None:
+    job = nightly(recipe="dlrm.demo", raw="raw", output="nights", j="1x2")
+    words = run_node(script(job), tmp_path)
     assert words[:3] == ["-m", "pipelines.run", "nightly"]
-    assert words[-2:] == ["-j", "1x2"]
-    day = datetime.date.fromisoformat(words[words.index("--date") + 1])
-    assert datetime.datetime.now(datetime.UTC).date() - day <= datetime.timedelta(days=2)
-    job = nightly("--first-days", "3", "--", "--epochs", "2", **night, date="2026-01-08")
+    assert words[words.index("--date") + 1] == "new"
+    assert words[-4:] == ["--raw", "raw", "-j", "1x2"]
+    given = {"recipe": "dlrm.demo", "data": "logs", "output": "nights", "date": "2026-01-08"}
+    job = nightly("--first-days", "3", "--", "--epochs", "2", **given)
     words = run_node(script(job), tmp_path)
     assert words[words.index("--date") + 1] == "2026-01-08"
     assert words[-5:] == ["--first-days", "3", "--", "--epochs", "2"]
@@ -241,6 +240,6 @@ def test_a_launch_from_another_folder_is_refused_before_it_ships_that_folder(
         train(recipe="r")
     (tmp_path / ".torchxconfig").touch()  # of another project
     with pytest.raises(ComponentValidationException, match=r"Expected the checkout"):
-        ingest(schema="s.yaml", output="data")
+        ingest(raw="raw", schema="s.yaml", output="data")
     (tmp_path / "trainer").mkdir()
     assert train(recipe="r").roles

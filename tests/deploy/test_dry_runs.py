@@ -2,7 +2,9 @@
 """What each scheduler is asked for by each component, and that documented commands are accepted."""
 
 import contextlib
+import importlib.util
 import io
+import itertools
 import re
 import shlex
 import subprocess
@@ -22,15 +24,15 @@ ROOT = Path(__file__).resolve().parents[2]
 WORDS = {
     "train": "--recipe specformer.demo -j 2x1 -- --data.path logs",
     "evaluate": "--checkpoint runs/mine --data logs -j 2x1 -- --days 2026-01-08",
-    "ingest": "--schema schema.yaml --output data -- raw/*.csv",
+    "ingest": "--raw raw --schema schema.yaml --output data -j 1x2 -- --ready files",
     "nightly": "--recipe dlrm.demo --data logs --output nights --date 2026-01-08 -- --first-days 3",
 }
 COMMANDS = {
     "train": "-m trainer.train specformer.demo --output runs/specformer.demo-",
     "evaluate": "-m trainer.evaluate runs/mine --data logs --days 2026-01-08",
-    "ingest": "-m pipelines.ingest 'raw/*.csv' --schema schema.yaml --output data",
-    "nightly": "-m pipelines.run nightly --date 2026-01-08 --recipe dlrm.demo --data logs "
-    "--output nights -j 1x1 --first-days 3",
+    "ingest": "-m pipelines.deliveries raw --schema schema.yaml --output data --ready files",
+    "nightly": "-m pipelines.run nightly --date 2026-01-08 --recipe dlrm.demo --output nights "
+    "--data logs -j 1x1 --first-days 3",
 }
 NODES = {"train": 2, "evaluate": 2, "ingest": 1, "nightly": 1}
 each_component = pytest.mark.parametrize("component", list(WORDS))
@@ -93,7 +95,7 @@ def test_slurm_gets_a_script_that_bash_can_parse(component: str) -> None:
 @each_component
 def test_kubernetes_gets_a_volcano_job_of_valid_pods(component: str) -> None:
     mounts = "type=volume,src=fullrank-runs,dst=/workspace/runs"
-    flags = [] if component == "evaluate" else ["--max_retries", "2"]
+    flags = ["--max_retries", "2"] if component in ("train", "nightly") else []
     with warnings.catch_warnings(record=True):  # Volcano's retries, says torchx
         warnings.simplefilter("always")
         request = dry_run(
@@ -133,3 +135,28 @@ def test_documented_launches_are_accepted(document: str) -> None:
         component = file.partition(":")[2]
         request = dry_run(before[1], component, *after, options=before[2:])
         assert COMMANDS[component].split()[1] in request
+
+
+def test_other_documented_commands_name_files_and_services_that_exist() -> None:
+    text = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [
+        line
+        for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+        for line in block.split("\n")
+    ]
+    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
+    seen = set()
+    for line in filter(None, lines):
+        words = shlex.split(line)
+        seen.add(words[0])
+        files = [
+            after for word, after in itertools.pairwise(words) if word in ("-f", "--config.file")
+        ]
+        files += [word for word in words if word.endswith(".sbatch")]
+        assert all((ROOT / file).is_file() for file in files), line
+        assert words[0] in ("torchx", "source", "python", "apt-get") or files, line
+        if "run" in words and words[0] == "docker":
+            assert words[-1] in services, line
+        if words[0] == "python":
+            assert importlib.util.find_spec(words[words.index("-m") + 1]), line
+    assert {"torchx", "docker", "sbatch", "kubectl", "python"} <= seen

@@ -118,16 +118,18 @@ def run_script(pod: dict[str, Any], folder: Path, **variables: str) -> list[list
     return [line.split("\037")[:-1] for line in done.stdout.splitlines()]
 
 
-def test_the_night_is_yesterdays_and_its_options_are_those_of_the_pipeline(tmp_path: Path) -> None:
+def test_the_night_catches_up_and_its_options_are_those_of_the_pipeline() -> None:
     (pod,) = templates(named("CronJob"))
-    (words,) = run_script(pod, tmp_path)
-    assert words[:2] == ["-m", "pipelines.run"]
-    options = pipelines_parser().parse_args(words[2:])
-    night = nightly(recipe=options.recipe, data=options.data, output=str(options.output))
-    assert f"--date {options.date} " in night.roles[0].args[1]  # the component means the same day
-    assert apply_overrides(load_recipe(options.recipe), options.overrides)
     (container,) = pod["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "pipelines.run", "nightly"]
+    options = pipelines_parser().parse_args(["nightly", *container["args"]])
+    assert (options.date, options.raw) == ("new", "data")
+    assert load_recipe(options.recipe)
+    assert options.overrides == ["--data.schema", "data/schema.yaml"]
     assert options.topology == f"1x{container['resources']['requests']['cpu']}"
+    # As the component would start it.
+    (role,) = nightly(recipe=options.recipe, raw="data", output="runs/nights", j="1x4").roles
+    assert f"-m pipelines.run nightly {shlex.join(container['args'][:10])}" in role.args[1]
 
 
 def test_nights_do_not_overlap_and_give_up_in_time() -> None:
@@ -158,9 +160,13 @@ def test_nodes_of_a_volcano_job_find_node_0_and_start_the_trainer(tmp_path: Path
     assert first[first.index("--rdzv-endpoint") + 1] == "localhost:29500"
     assert second[second.index("--rdzv-endpoint") + 1] == "j-node-0.j:29500"
     assert first[first.index("--nnodes") + 1] == str(task["replicas"])
-    assert apply_overrides(load_recipe(first[cut + 1]), first[cut + 4 :]).data.path == "data"
+    config = apply_overrides(load_recipe(first[cut + 1]), first[cut + 4 :])
+    assert config.data.path == "data"
+    annotations = task["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(config.telemetry.port)
     (container,) = task["template"]["spec"]["containers"]
-    assert container["ports"] == [{"name": "c10d", "containerPort": 29500}]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"c10d": 29500, "metrics": config.telemetry.port}
     # As torchx would start it, but for the launcher's own options.
     (role,) = train(recipe=first[cut + 1], output=first[cut + 3], j="2x4").roles
     assert shlex.join(first[cut - 1 : cut + 4]) in role.args[1]

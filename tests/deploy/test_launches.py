@@ -80,24 +80,29 @@ def test_the_command_fails_when_one_rank_fails(toy: Path) -> None:
 
 
 def write_raw_logs(folder: Path) -> None:
-    """Write a CSV of users who click on items of their own parity, and its schema."""
+    """Write days of CSV of users who click on items of their own parity, and the schema."""
     generator = np.random.default_rng(0)
     (folder / "schema.yaml").write_text(yaml.safe_dump(SCHEMA))
-    with (folder / "raw.csv").open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["user", "item", "click", "time"])
-        for day in DAYS:
+    for day in DAYS:
+        part = folder / "raw" / f"dt={day}"
+        part.mkdir(parents=True)
+        with (part / "clicks.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["user", "item", "click", "time"])
             for user, item in generator.integers(0, 40, (600, 2)).tolist():
-                rows.writerow(
-                    [f"u{user}", f"i{item}", int(user % 2 == item % 2), f"{day}T12:00:00"]
-                )
+                click = int(user % 2 == item % 2)
+                rows.writerow([f"u{user}", f"i{item}", click, f"{day}T12:00:00"])
+        (part / "_SUCCESS").touch()
 
 
 @pytest.mark.launch
-def test_raw_logs_become_days_a_published_model_and_its_metrics(tmp_path: Path) -> None:
+def test_raw_days_become_typed_days_a_published_model_and_its_metrics(tmp_path: Path) -> None:
     write_raw_logs(tmp_path)
-    schema, data, output = (str(tmp_path / name) for name in ("schema.yaml", "data", "nights"))
-    done = launch(ROOT, "ingest", "--schema", schema, "--output", data, "--", f"{tmp_path}/raw.csv")
+    raw, schema, data, output = (
+        str(tmp_path / name) for name in ("raw", "schema.yaml", "data", "nights")
+    )
+    words = ["--raw", raw, "--schema", schema, "--output", data, "-j", "1x2"]
+    done = launch(ROOT, "ingest", *words)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in Path(data).glob("dt=*")) == [f"dt={day}" for day in DAYS]
 

@@ -18,14 +18,14 @@ from typing import Any
 import jinja2
 import pytest
 
-from pipelines.ingest import _parser as ingest_parser
+from pipelines.deliveries import _parser as deliveries_parser
 from pipelines.run import _parser as run_parser
 from trainer.config import apply_overrides, load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {"airflow": "airflow_dags/nightly_dag.py", "dagster": "dagster_jobs/nightly_job.py"}
 CALLS = [
-    "-m pipelines.ingest raw/dt=2026-01-08 --schema schema.yaml --output data",
+    "-m pipelines.deliveries raw --days 2026-01-08 --schema schema.yaml --output data",
     "-m pipelines.run nightly --date 2026-01-08 --recipe dlrm.demo --data data "
     "--output runs/nights -j 1x1 -- --data.schema schema.yaml",
 ]
@@ -168,16 +168,6 @@ def test_a_night_ingests_the_day_and_then_trains(
 
 
 @each
-def test_a_day_that_is_ready_is_not_ingested_again(
-    checkout: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (checkout / "data" / "dt=2026-01-08").mkdir(parents=True)
-    (checkout / "data" / "dt=2026-01-08" / "_manifest.json").touch()
-    run_night(checkout, name, monkeypatch)
-    assert calls(checkout) == CALLS[1:]
-
-
-@each
 @pytest.mark.parametrize(
     ("code", "error"), [(1, AgainError), (2, FinalError), (3, FinalError), (4, AgainError)]
 )
@@ -192,7 +182,7 @@ def test_only_what_may_help_is_tried_again(
 
 def test_the_commands_are_commands_of_ours() -> None:
     ingestion, night = (call.split()[2:] for call in CALLS)
-    assert ingest_parser().parse_args(ingestion).output == "data"
+    assert deliveries_parser().parse_args(ingestion).days == "2026-01-08"
     options = run_parser().parse_args(night)
     assert (options.date, options.overrides) == ("2026-01-08", ["--data.schema", "schema.yaml"])
     assert apply_overrides(load_recipe(options.recipe), ["--epochs", "1"])

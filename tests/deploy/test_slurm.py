@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Real Slurm jobs on two nodes of this machine: the scripts of deploy/slurm/, and torchx's."""
 
-import datetime
 import json
 import re
 import subprocess
@@ -75,7 +74,7 @@ def test_a_night_runs_on_one_node_by_its_date(cluster: Slurm, tmp_path: Path) ->
     assert state == "COMPLETED", log.read_text()
     said = log.read_text().strip().split("|")
     assert said[:4] == ["-m", "pipelines.run", "nightly", "--date"]
-    assert datetime.date.fromisoformat(said[4]) < datetime.datetime.now(datetime.UTC).date()
+    assert said[4] == "new"
     given = ["--recipe", "dlrm.demo", "--data", "data", "--output", "nights", "-j", "1x1"]
     assert said[5:] == [*given, "--first-days", "3", "1"]
 
