@@ -5,7 +5,7 @@
 says by rule which rows see which. Rectangles go to `scaled_dot_product_attention`, which picks a
 flash kernel where one fits (on the CPU: equal key and value widths, with or without a mask). For
 packed rows `kernel_for` picks one of `models/kernels.py`; `describe` says in words what it will
-pick, and the first use of each is logged. `reference_attention` is the definition that the tests
+pick, `kernels.in_use` what has run. `reference_attention` is the definition that the tests
 compare all of them with. A mask is boolean, True where a query may see a key, and broadcasts to
 (B, H, Q, S); a query that sees nothing gets zeros.
 
@@ -19,21 +19,17 @@ tokens.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from functools import cache
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from models import kernels
 from models.jagged import Band
 
 Kernel = Literal["flash", "flex", "banded", "padded"]
 
-_log = logging.getLogger(__name__)
 _KERNELS: dict[Kernel, Callable[[Tensor, Tensor, Tensor, Band, float | None], Tensor]] = {
     "flash": kernels.flash,
     "flex": kernels.flex,
@@ -67,16 +63,15 @@ def attention(
     With a `Band` as mask: query (Q, H, d), key and value (P, H, d), no `causal`.
     """
     if not isinstance(mask, Band):
-        return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=causal, scale=scale
-        )
+        return kernels.sdpa(query, key, value, mask, causal=causal, scale=scale)
     if causal:
         raise ValueError("attention: a Band is causal by itself; leave causal out")
     if not len(query):
         # An empty sum, so that gradients of nothing are zeros and not missing.
         return query * (key.sum() + value.sum())
     kernel = kernel_for(query.device, query.dtype, query.shape[-1], mask)
-    _announce(kernel, query.device.type, str(query.dtype).removeprefix("torch."))
+    if not torch.compiler.is_compiling():
+        kernels.note(kernel, _NAMES[kernel], query.device.type, query.dtype)
     return _KERNELS[kernel](query, key, value, mask, scale)
 
 
@@ -113,11 +108,6 @@ def describe(device: torch.device, dtype: torch.dtype, width: int) -> str:
     elif version and chosen[0] != "flash":
         flash += ", which needs float16 or bfloat16 and heads of at most 256"
     return f"attention on {device.type} in {form}: {kinds} ({flash})"
-
-
-@cache
-def _announce(kernel: Kernel, device: str, dtype: str) -> None:
-    _log.info("attention on %s in %s: %s", device, dtype, _NAMES[kernel])
 
 
 def reference_attention(

@@ -7,8 +7,8 @@
 - `flash`: the `flash-attn` package, ragged and windowed by itself; CUDA, half precision.
 - `flex`: FlexAttention, which compiles the band's rule into a kernel; CUDA.
 
-`models/attention.py` chooses. All take queries (Q, H, d), keys and values (P, H, d) and return
-(Q, H, d).
+`models/attention.py` chooses. What has run is noted (`in_use`), and what `sdpa` picked by itself.
+All take queries (Q, H, d), keys and values (P, H, d) and return (Q, H, d).
 
 Shapes: B examples, P packed rows, Q of them that ask, S columns, H heads, d head width, n chunks of
 c rows, w the window.
@@ -18,18 +18,74 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
 
 from models.jagged import Band, Grid
 
 _CHUNK = 32
+_noted: dict[Hashable, str] = {}
+_told: list[str] = []
 _FLEX_BLOCK = 128
+
+
+def sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Call `scaled_dot_product_attention`, (B, H, Q, d), and note which of its kernels it takes."""
+    if not torch.compiler.is_compiling():
+        device = query.device.type
+        cast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if cast else query.dtype
+        kind = (device, dtype, query.shape[-1], value.shape[-1], mask is not None, causal)
+        if kind not in _noted:
+            heads = [part.detach().to(dtype) for part in (query, key, value)]
+            additive = None if mask is None or mask.dtype == torch.bool else mask.to(dtype)
+            choose: Any = torch._fused_sdp_choice  # pyright: ignore[reportPrivateImportUsage]
+            choice = choose(
+                *heads, mask if additive is None else additive, 0.0, causal, scale=scale
+            )
+            name = SDPBackend(choice).name.lower().removesuffix("_attention")
+            note(kind, f"scaled_dot_product_attention ({name} kernel)", device, dtype)
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scale
+    )
+
+
+def note(kind: Hashable, name: str, device: str, dtype: torch.dtype) -> None:
+    """Remember that a kernel is used; kind: what it is used for, which is noted once."""
+    if kind not in _noted:
+        _noted[kind] = f"{name} on {device} in {str(dtype).removeprefix('torch.')}"
+
+
+def in_use() -> list[str]:
+    """Return which kernels have attended in this process since `forget`, each once."""
+    return sorted(set(_noted.values()))
+
+
+def news() -> list[str]:
+    """Return those of `in_use` that this function has not returned before."""
+    found = [name for name in in_use() if name not in _told]
+    _told.extend(found)
+    return found
+
+
+def forget() -> None:
+    """Forget which kernels were used: another run begins."""
+    _noted.clear()
+    _told.clear()
 
 
 def chunk_of(window: int) -> int:
@@ -43,19 +99,18 @@ def padded(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float |
     Where they begin together and all rows ask, what pads an example comes after its rows: a causal
     kernel hides it without a mask. Few rows that ask, and windows, take a mask over less.
     """
-    attend = functional.scaled_dot_product_attention
     most = band.longest if band.queries is None else band.most
     if band.window is None and not band.num_mutual and 2 * most >= band.longest:
         grid = Grid.beginning_together(band.offsets, len(key), band.longest)
         query = grid.pad(band.spread(query, len(key)))
-        out = attend(query, grid.pad(key), grid.pad(value), is_causal=True, scale=scale)
+        out = sdpa(query, grid.pad(key), grid.pad(value), causal=True, scale=scale)
         return band.gather(grid.unpad(out))
     grid = Grid.ending_together(band.offsets, len(key), band.longest)
     together = band.queries is None or band.are_last
     layout = Grid.ending_together if together else Grid.beginning_together
     asking = layout(band.query_offsets(), len(query), most)
     mask = _visible(band, grid, asking, len(key), together)
-    out = attend(asking.pad(query), grid.pad(key), grid.pad(value), mask, scale=scale)
+    out = sdpa(asking.pad(query), grid.pad(key), grid.pad(value), mask, scale=scale)
     return asking.unpad(out)
 
 
@@ -108,9 +163,7 @@ def banded(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float |
     keys = torch.arange(1 - window, size, device=device) + rows[:, :1]
     start = functional.pad(band.starts(num_rows), (0, missing), value=num_rows)
     mask = band.sees(start.view(num_chunks, size, 1), rows, keys)
-    out = functional.scaled_dot_product_attention(
-        chunks, seen[0], seen[1], mask[:, None], scale=scale
-    )
+    out = sdpa(chunks, seen[0], seen[1], mask[:, None], scale=scale)
     return band.gather(out.transpose(1, 2).flatten(0, 1)[:num_rows])
 
 

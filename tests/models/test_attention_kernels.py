@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -288,17 +287,27 @@ def test_what_will_run_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     assert "needs float16 or bfloat16" in describe(GPU, torch.float32, 64)
 
 
-def test_the_first_use_of_a_kernel_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    from models import attention as module
-
-    module._announce.cache_clear()
+def test_what_has_attended_is_noted_once_with_the_kernel_that_took_it() -> None:
+    kernels.forget()
     rows = torch.randn(6, 2, 4)
-    with caplog.at_level(logging.INFO, "models.attention"):
-        for _ in range(3):
-            attention(rows, rows, rows, mask=Band(torch.tensor([0, 6]), 6))
-    assert [record.getMessage() for record in caplog.records] == [
-        "attention on cpu in float32: scaled_dot_product_attention on padded rows"
+    band = Band(torch.tensor([0, 6]), 6)
+    packed = "scaled_dot_product_attention on padded rows on cpu in float32"
+    flash = "scaled_dot_product_attention (flash kernel) on cpu in float32"
+    for _ in range(2):
+        attention(rows, rows, rows, mask=band)
+    assert kernels.in_use() == [flash, packed]
+    assert kernels.news() == [flash, packed]
+    with torch.autocast("cpu", torch.bfloat16):
+        attention(*torch.randn(3, 1, 2, 5, 4))
+    # Values of another width than the keys', which no flash kernel of a CPU takes.
+    attention(*torch.randn(2, 1, 2, 5, 4), torch.randn(1, 2, 5, 8))
+    assert kernels.news() == [
+        "scaled_dot_product_attention (flash kernel) on cpu in bfloat16",
+        "scaled_dot_product_attention (math kernel) on cpu in float32",
     ]
+    assert not kernels.news()
+    kernels.forget()
+    assert not kernels.in_use()
 
 
 # On a GPU ----------------------------------------------------------------------------------------
