@@ -86,13 +86,16 @@ class Part:
         """Reset rows that ids have left or come to, with the state of the optimizer."""
         ids = self.map.ids[rows]
         vectors = draw_vectors(ids, self.table, self.seed)
-        self.weight[rows] = vectors.masked_fill((ids == MISSING_ID)[:, None], 0)
+        vectors = vectors.masked_fill((ids == MISSING_ID)[:, None], 0)
+        self.weight[rows] = vectors.to(self.weight.dtype)
         for state in self.states:
             state[rows] = 0
 
     def _draw(self, rows: Tensor, keys: Tensor) -> None:
         # Another salt than that of ids, of which any could be a small number.
-        self.weight[rows] = draw_vectors(keys ^ _GOLDEN, self.table, self.seed)
+        self.weight[rows] = draw_vectors(keys ^ _GOLDEN, self.table, self.seed).to(
+            self.weight.dtype
+        )
 
 
 class HasParts:

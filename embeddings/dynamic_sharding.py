@@ -28,7 +28,12 @@ from torchrec.distributed.mc_modules import (
     ShardedManagedCollisionCollection,
 )
 from torchrec.distributed.sharding.rw_sharding import RwSparseFeaturesDist
-from torchrec.distributed.types import Awaitable, ParameterSharding, ShardingEnv
+from torchrec.distributed.types import (
+    Awaitable,
+    ParameterSharding,
+    QuantizedCommCodecs,
+    ShardingEnv,
+)
 from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
 from torchrec.modules.mc_modules import ManagedCollisionCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -142,8 +147,8 @@ class _MapSharder(ManagedCollisionCollectionSharder):
 class DynamicSharder(ManagedCollisionEmbeddingCollectionSharder):
     """Shards `DynamicCollection`s by row, along their buckets."""
 
-    def __init__(self, fused_params: dict[str, Any] | None = None) -> None:
-        super().__init__(EmbeddingCollectionSharder(fused_params=fused_params), _MapSharder())
+    def __init__(self, codecs: dict[str, QuantizedCommCodecs] | None = None) -> None:
+        super().__init__(EmbeddingCollectionSharder(qcomm_codecs_registry=codecs), _MapSharder())
 
     def shard(
         self,

@@ -88,6 +88,7 @@ def table_loads(
                     pooled=pooled,
                     kinds=tuple(kind for kind in able if kind in kinds),
                     dynamic=table.name in dynamic,
+                    weight_bytes=weights[table.name].element_size(),
                 )
             )
     return loads

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Row-wise optimizers of the tables, fused in backward.
+"""Row-wise optimizers of the tables, fused in backward, and the number format of what they update.
 
 A fused optimizer updates the touched rows inside backward and never holds a table's gradient. It
 therefore applies whatever gradient reaches it: scaling, clipping and the decision to skip a step
@@ -22,6 +22,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor, nn
 from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 from torchrec.distributed.types import ShardedModule
+from torchrec.modules.embedding_configs import DataType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.optim.optimizers import Adam
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -36,6 +38,8 @@ _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adam": Adam,
 }
+WeightFormat = Literal["fp32", "fp16"]
+_FORMATS = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 # Fused kernels that fbgemm has; the others it has for every device.
 _DEVICES = {"adam": ("cuda",)}
 
@@ -50,7 +54,11 @@ class SparseOptimizerConfig:
       only, and runs on GPUs only.
     eps: added to the root; without effect on `sgd`, where it must stay at its default.
     beta1, beta2: of `adam`; without effect on others, where they must stay at their defaults.
-    table_learning_rates, table_eps: of single tables, by name, in place of learning_rate and eps.
+    weights: number format in which tables are kept, a vector leaves them in fp32. Kernels on GPUs
+      round what they write to fp16 stochastically, so that steps below its resolution count on
+      average; those on CPUs round to the nearest, and lose them. States stay fp32.
+    table_learning_rates, table_eps, table_weights: of single tables, by name, in place of
+      learning_rate, eps and weights.
     """
 
     kind: Literal["rowwise_adagrad", "adagrad", "sgd", "adam"] = "rowwise_adagrad"
@@ -60,6 +68,8 @@ class SparseOptimizerConfig:
     beta2: float = 0.999
     table_learning_rates: dict[str, float] = field(default_factory=dict)
     table_eps: dict[str, float] = field(default_factory=dict)
+    weights: WeightFormat = "fp32"
+    table_weights: dict[str, WeightFormat] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -72,6 +82,12 @@ class SparseOptimizerConfig:
             for value in (single, *by_table.values()):
                 if not (math.isfinite(value) and value > 0):
                     raise ValueError(f"{name}: expected a number > 0, got {value}")
+        for name in {self.weights, *self.table_weights.values()}:
+            if name not in _FORMATS:
+                raise ValueError(
+                    f"weights: expected one of {list(_FORMATS)} (on CPUs no kernel looks a bf16 "
+                    f"table up), got {name!r}"
+                )
         betas = (self.beta1, self.beta2)
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"beta1 and beta2: expected numbers in [0, 1), got {betas}")
@@ -107,12 +123,19 @@ class SparseOptimizerConfig:
             parts.append(f"eps {self.eps:g}")
         if self.kind == "adam":
             parts.append(f"betas {self.beta1:g} and {self.beta2:g}")
+        if self.weights != "fp32":
+            parts.append(f"{self.weights} weights")
         for what, by_table in (
             ("learning rate", self.table_learning_rates),
             ("eps", self.table_eps),
         ):
             parts += [f"{what} {value:g} of {table!r}" for table, value in by_table.items()]
+        parts += [f"{form} weights of {table!r}" for table, form in self.table_weights.items()]
         return ", ".join(parts)
+
+    def weight_bytes(self, table: str) -> int:
+        """Return the bytes of one weight of a table."""
+        return 2 if self.table_weights.get(table, self.weights) == "fp16" else 4
 
     @property
     def zero_is_no_update(self) -> bool:
@@ -133,6 +156,7 @@ def fuse_optimizer(layer: nn.Module, config: SparseOptimizerConfig) -> None:
         layer: an EmbeddingLayer, or any module that holds only tables.
         config: which optimizer.
     """
+    _set_formats(layer, config)
     for name, weight in layer.named_parameters():
         table = name.split(".")[-2]
         rate = config.table_learning_rates.get(table, config.learning_rate)
@@ -142,6 +166,21 @@ def fuse_optimizer(layer: nn.Module, config: SparseOptimizerConfig) -> None:
         if config.kind == "adam":
             options |= {"beta1": config.beta1, "beta2": config.beta2}
         _apply_optimizer_in_backward(_CLASSES[config.kind], [weight], options)
+
+
+def _set_formats(layer: nn.Module, config: SparseOptimizerConfig) -> None:
+    """Give every table of `layer` its number format."""
+    for module in layer.modules():
+        if isinstance(module, EmbeddingBagCollection):
+            parts, tables = module.embedding_bags, module.embedding_bag_configs()
+        elif isinstance(module, EmbeddingCollection):
+            parts, tables = module.embeddings, module.embedding_configs()
+        else:
+            continue
+        for table in tables:
+            table.data_type = _FORMATS[config.table_weights.get(table.name, config.weights)]
+            part = cast(nn.Module, parts[table.name])
+            part.half() if table.data_type == DataType.FP16 else part.float()
 
 
 def state_bytes(optimizer: type[torch.optim.Optimizer] | str, columns: int) -> int:

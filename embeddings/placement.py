@@ -37,7 +37,8 @@ class TableLoad:
     """What a table asks of the ranks that hold it.
 
     ids: looked up per example. vectors: sent per example, one per feature where they are pooled.
-    state_bytes: of the optimizer, and of a dynamic table's map, per row. kinds: allowed, in order
+    state_bytes: of the optimizer, and of a dynamic table's map, per row. weight_bytes: of a number
+      of the table, which travels as 4. kinds: allowed, in order
       of preference.
     """
 
@@ -51,6 +52,7 @@ class TableLoad:
     pooled: bool
     kinds: tuple[str, ...]
     dynamic: bool = False
+    weight_bytes: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +108,8 @@ def ways(load: TableLoad, machines: Machines) -> list[Way]:
         ids = examples * load.ids / row_shards
         # A partial sum leaves every rank that has rows; a vector of a sequence only its own.
         vectors = examples * load.vectors if load.pooled else ids
-        looked_up = ids * (3 * width + 2 * load.state_bytes)
+        kept = width * load.weight_bytes // 4
+        looked_up = ids * (3 * kept + 2 * load.state_bytes)
         moved = 8 * ids + 2 * vectors * width
         if ranks == 1:
             network_ms = 0.0
@@ -119,7 +122,7 @@ def ways(load: TableLoad, machines: Machines) -> list[Way]:
             Way(
                 kind=kind,
                 shards=row_shards * column_shards,
-                bytes=int(shard_rows * (width + load.state_bytes) + moved),
+                bytes=int(shard_rows * (kept + load.state_bytes) + moved),
                 cost_ms=looked_up / machines.memory_speed + network_ms,
                 spilled_ms=looked_up / machines.spill_speed + network_ms,
             )
@@ -170,7 +173,7 @@ def advise(load: TableLoad, item: Place, machines: Machines) -> str:
     others = [way for way in ("row_wise", "table_row_wise") if way not in load.kinds]
     if item.way.kind != "row_wise" and others:
         return f"{text}allow {' or '.join(others)}, or lower num_embeddings or embedding_dim"
-    total = load.rows * (4 * load.columns + load.state_bytes)
+    total = load.rows * (load.weight_bytes * load.columns + load.state_bytes)
     if item.way.kind == "row_wise" and needed > capacity:
         over = needed - total // machines.ranks  # ids and vectors on their way
         if over < capacity:

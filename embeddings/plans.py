@@ -29,7 +29,7 @@ class TablePlan:
       step on their way.
     cost_ms: estimated time of the busiest of its ranks in a step.
     fits: whether every rank has room. advice: what to change if not, else empty.
-    dynamic: whether rows follow ids, and shards are cut along buckets.
+    dynamic: whether rows follow ids, and shards are cut along buckets. weight_bytes: of a number.
     """
 
     table: str
@@ -44,6 +44,7 @@ class TablePlan:
     fits: bool = True
     advice: str = ""
     dynamic: bool = False
+    weight_bytes: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +152,7 @@ def describe_plan(plan: Plan) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    weights = sum(t.rows * t.columns * 4 for t in plan.tables)
+    weights = sum(t.rows * t.columns * t.weight_bytes for t in plan.tables)
     capacity, top, low = plan.capacity_bytes, max(plan.rank_bytes), min(plan.rank_bytes)
     left_out = sum(not t.fits for t in plan.tables)
     mean_ms = sum(plan.rank_cost_ms) / len(plan.rank_cost_ms)

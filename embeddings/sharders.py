@@ -35,6 +35,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.dynamic_sharding import DynamicSharder
+from embeddings.exchange import Exchange
 from embeddings.plans import Plan, TablePlan
 from embeddings.slots import shard_rows
 
@@ -147,15 +148,22 @@ class _CollectionSharder(EmbeddingCollectionSharder):
         )
 
 
-def sharders(dedup: bool = False) -> list[ModuleSharder[nn.Module]]:
+def sharders(
+    dedup: bool = False, exchange: Exchange | None = None
+) -> list[ModuleSharder[nn.Module]]:
     """Return the sharders of the modules that hold tables.
 
     dedup: whether tables that keep one vector per id send each id once (`ShardingConfig.dedup`);
-      dynamic ones do not.
+      dynamic ones do not. exchange: how vectors travel; None: in fp32.
     """
+    codecs = None if exchange is None else exchange.codecs
     return cast(
         list[ModuleSharder[nn.Module]],
-        [_PooledSharder(), _CollectionSharder(use_index_dedup=dedup), DynamicSharder()],
+        [
+            _PooledSharder(qcomm_codecs_registry=codecs),
+            _CollectionSharder(use_index_dedup=dedup, qcomm_codecs_registry=codecs),
+            DynamicSharder(codecs),
+        ],
     )
 
 

@@ -29,6 +29,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from embeddings.collection import EmbeddingLayer
+from embeddings.exchange import DTYPES, WireFormat
 from embeddings.loads import KINDS, table_loads
 from embeddings.placement import Machines, TableLoad, advise, place, usage
 from embeddings.plans import (
@@ -61,6 +62,8 @@ class ShardingConfig:
     dedup: whether each id travels once per batch, rank and feature. For tables that keep one vector
       per id (sequences, what shares a table with one, with `unpool_ids` single ids too); pooled
       lookups have no such exchange.
+    exchange: the number format in which vectors and their gradients travel between ranks
+      (`embeddings/exchange.py`); tables and everything else stay as they are.
     pinned_plan: a JSON file that holds the plan to use: printed by `python -m trainer.plan`, or a
       checkpoint's manifest.json. Empty: plan.
     on_new_plan: what a resumed run does where its checkpoint holds another plan: `allow` (tables
@@ -73,6 +76,7 @@ class ShardingConfig:
     host_memory_bytes: int = 0
     unpool_ids: bool = False
     dedup: bool = False
+    exchange: WireFormat = "fp32"
     pinned_plan: str = ""
     on_new_plan: Literal["allow", "refuse"] = "allow"
 
@@ -87,6 +91,8 @@ class ShardingConfig:
                 raise ValueError(f"{name}: expected kinds among {list(KINDS)}, got {unknown}")
         if not self.sharding_types:
             raise ValueError("sharding_types: expected at least one kind, got none")
+        if self.exchange not in DTYPES:
+            raise ValueError(f"exchange: expected one of {list(DTYPES)}, got {self.exchange!r}")
         if self.device_memory_bytes < 0 or self.host_memory_bytes < 0:
             raise ValueError(
                 "device_memory_bytes and host_memory_bytes: expected numbers >= 0, got "
@@ -149,6 +155,7 @@ def plan_tables(
                     rows=load.rows,
                     columns=load.columns,
                     dynamic=load.dynamic,
+                    weight_bytes=load.weight_bytes,
                     ranks=item.ranks,
                     bytes_per_rank=item.way.bytes,
                     cost_ms=item.way.spilled_ms if item.spilled else item.way.cost_ms,

@@ -17,6 +17,8 @@ from torch import nn
 from embeddings.schema import Schema
 from models.fields import DenseExpansion
 from models.ranking import RankingModel
+from models.tower import StreamTowerConfig
+from trainer.compiled import compile_tower
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader
 from trainer.data.moments import dense_moments
@@ -67,11 +69,16 @@ def build_training(config: TrainConfig, runtime: Runtime) -> Training:
     """Build the model alike on all ranks, distribute it, and put its optimizers beside it."""
     model = RankingModel(config.schema, config.model, torch.device("meta"), config.runtime.seed)
     parallel = parallelize(model, config.parallel, config.sparse, runtime, config.loader.batch_size)
+    if config.parallel.compile:
+        ragged = isinstance(config.model.tower, StreamTowerConfig)
+        compile_tower(parallel.model.get_submodule("tower"), ragged)
     optimizer = config.dense.build(parallel.dense_parameters)
     dense = build_dense(
         parallel, optimizer, runtime, config.precision.dtype, config.loader.batch_size
     )
-    precision = config.precision.build(parallel.model, dense, config.sparse.zero_is_no_update)
+    precision = config.precision.build(
+        parallel.model, dense, config.sparse.zero_is_no_update, parallel.exchange
+    )
     return Training(parallel, dense, precision, Pipeline(parallel, precision, runtime.device))
 
 

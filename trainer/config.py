@@ -127,7 +127,7 @@ class TrainConfig:
         self.parallel.check_precision(self.precision.dtype, self.runtime.device)
         tower = self.model.tower
         tables = [table.name for table in self.schema.tables]
-        for setting in ("table_learning_rates", "table_eps"):
+        for setting in ("table_learning_rates", "table_eps", "table_weights"):
             for name in getattr(self.sparse, setting):
                 if name not in tables:
                     raise ValueError(

@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from models import kernels
 from models.batch import Batch
 from models.ranking import Predictions
 from models.specformer import SpecFormer
 from trainer.alarms import LabelWeights
 from trainer.build import build_training, open_loader, standardize
+from trainer.compiled import num_graphs, uncompiled
 from trainer.config import TrainConfig, to_dict
 from trainer.curves import last_step, truncate, write_json
 from trainer.data.parquet import check_families
@@ -72,6 +74,7 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, output: Path, runtime: Runtime) -> None:
         self.config, self.output, self.runtime = config, output, runtime
+        kernels.forget()
         self.train_loader = open_loader(config, runtime, train=True)
         self.test_loader = open_loader(config, runtime, train=False)
         if not config.data.allow_overlap:
@@ -182,6 +185,8 @@ class Trainer:
             while self.step < end:
                 self._train_step(batches)
                 if self.step % self.config.log.interval_steps == 0 or self.step == end:
+                    for line in kernels.news():
+                        self.telemetry.say(f"attention by {line}")
                     for message in self.weights.interval(self.step):
                         self.telemetry.say(message, loud=True)
                 if self.stopping and self.step < self.end_step:
@@ -254,7 +259,7 @@ class Trainer:
 
             metrics = evaluate(self.pipeline, self.test_loader, self.config, note, depth)
         model = plain_parts(self.parallel, self.dense)
-        with self.precision.autocast():
+        with self.precision.autocast(), uncompiled(self.config.parallel.compile):
             ranks = diagnose_model(self.parallel, watch, model)
         self.watchdog.beat(f"evaluated after step {self.step:,}")
         self.telemetry.evaluation(self.step, metrics, ranks)
@@ -284,6 +289,8 @@ class Trainer:
             "skipped_steps": self.precision.num_skipped,
             "pipelined_modules": self.pipeline.num_pipelined,
             "dense_parallelism": self.config.parallel.describe(),
+            "attention": kernels.in_use(),
+            "compiled_graphs": num_graphs() if self.config.parallel.compile else 0,
             "out_of_range": count_out_of_range(self),
             **self.tables.counts,
             "alarms": sorted({*self.telemetry.alarms, *self.weights.first_steps}),

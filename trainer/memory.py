@@ -18,14 +18,14 @@ from embeddings.optimizer import SparseOptimizerConfig, state_bytes
 from embeddings.schema import Table
 from trainer.runtime import Runtime
 
-_FLOAT_BYTES = 4
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMORY = Path("/proc/meminfo")
 
 
 def table_bytes(table: Table, optimizer: SparseOptimizerConfig) -> int:
     """Return the bytes of a table's weights, its optimizer's state and its map of ids."""
-    row = _FLOAT_BYTES * table.embedding_dim + state_bytes(optimizer.kind, table.embedding_dim)
+    row = optimizer.weight_bytes(table.name) * table.embedding_dim
+    row += state_bytes(optimizer.kind, table.embedding_dim)
     return table.num_embeddings * (row + (table.dynamic.row_bytes if table.dynamic else 0))
 
 

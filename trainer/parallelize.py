@@ -29,6 +29,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from embeddings.coalesce import unpool
 from embeddings.collection import EmbeddingLayer
+from embeddings.exchange import Exchange
 from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
 from embeddings.plans import Plan
 from embeddings.sharders import sharders, sharding_plan
@@ -51,6 +52,7 @@ class ParallelConfig:
       `fsdp2`, which averages a block at a time.
     find_unused_parameters: whether dense weights may go without a gradient in some steps; costs a
       walk over the graph in every step; of `ddp` alone.
+    compile: whether the tower's blocks go through `torch.compile` (`trainer/compiled.py`).
     """
 
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
@@ -58,6 +60,7 @@ class ParallelConfig:
     zero: ZeroConfig = field(default_factory=ZeroConfig)
     bucket_megabytes: int = 25
     find_unused_parameters: bool = False
+    compile: bool = False
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -81,6 +84,12 @@ class ParallelConfig:
                     f"parallel.{name}: has no effect on dense {self.dense!r}, got "
                     f"{getattr(self, name)!r}; remove it, or choose another parallel.dense"
                 )
+        if self.compile and self.dense == "deepspeed" and self.zero.stage == 3:
+            raise ValueError(
+                "parallel.compile: stage 3 gathers weights by hooks inside the blocks, where "
+                "compiled code has none; use parallel.zero.stage 0 to 2, fsdp2 or ddp, or "
+                "leave compile out"
+            )
 
     def describe(self) -> str:
         """Return who holds the dense weights, for logs and metrics."""
@@ -117,8 +126,9 @@ class Parallel:
     module: call it like the model. model: the same without wrappers, its tables sharded.
     dense_parameters: by name, equal on all ranks, not yet in any optimizer.
     fused_optimizer: of the tables, for state dicts and learning rates; it updates in backward.
-    plan: where the tables are. config: how the model was distributed. copies: the dense parts once
-      more, without weights, where ranks do not hold all of them (`fill_copy`).
+    plan: where the tables are. config: how the model was distributed. exchange: how its vectors
+      travel. copies: the dense parts once more, without weights, where ranks do not hold all of
+      them (`fill_copy`).
     """
 
     module: DistributedModelParallel
@@ -127,6 +137,7 @@ class Parallel:
     fused_optimizer: CombinedOptimizer
     plan: Plan
     config: ParallelConfig
+    exchange: Exchange
     copies: nn.ModuleDict | None
 
     @property
@@ -157,20 +168,7 @@ def parallelize(
         ValueError: the tables' optimizer has no kernel on this device, or a setting no effect.
         RuntimeError: no plan fits, or a table was not sharded.
     """
-    layer = model.get_submodule("embeddings")
-    if not isinstance(layer, EmbeddingLayer):
-        raise RuntimeError(
-            f"parallelize: expected model.embeddings to be an EmbeddingLayer, got "
-            f"{type(layer).__name__}"
-        )
-    if config.sharding.unpool_ids:
-        layer = unpool(layer)
-        model.add_module("embeddings", layer)
-    if config.sharding.dedup and not layer.collections:
-        raise ValueError(
-            "parallel.sharding.dedup: has no effect, every table is pooled; set unpool_ids too "
-            "where tables of single ids are to send each id once, or remove it"
-        )
+    layer = _prepare_tables(model, config.sharding)
     sparse_optimizer.check_device(runtime.device.type)
     fuse_optimizer(layer, sparse_optimizer)
     topology = config.sharding.topology(
@@ -178,13 +176,14 @@ def parallelize(
     )
     plan = plan_tables(model, config.sharding, topology, batch_size)
     _ignore_renamings()
+    exchange = Exchange(config.sharding.exchange)
     copies = None if config.dense == "ddp" else copy_parts(model)
     module = DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(runtime.group),
         device=runtime.device,
         plan=sharding_plan(plan),
-        sharders=sharders(config.sharding.dedup),
+        sharders=sharders(config.sharding.dedup, exchange),
         data_parallel_wrapper=_DATA_PARALLEL[config.dense](config),
     )
     layer.reset_parameters()
@@ -202,8 +201,28 @@ def parallelize(
         fused_optimizer=cast(CombinedOptimizer, module.fused_optimizer),
         plan=plan,
         config=config,
+        exchange=exchange,
         copies=copies,
     )
+
+
+def _prepare_tables(model: nn.Module, config: ShardingConfig) -> EmbeddingLayer:
+    """Return the tables of `model`, put in the form that `config` asks for."""
+    layer = model.get_submodule("embeddings")
+    if not isinstance(layer, EmbeddingLayer):
+        raise RuntimeError(
+            f"parallelize: expected model.embeddings to be an EmbeddingLayer, got "
+            f"{type(layer).__name__}"
+        )
+    if config.unpool_ids:
+        layer = unpool(layer)
+        model.add_module("embeddings", layer)
+    if config.dedup and not layer.collections:
+        raise ValueError(
+            "parallel.sharding.dedup: has no effect, every table is pooled; set unpool_ids too "
+            "where tables of single ids are to send each id once, or remove it"
+        )
+    return layer
 
 
 def build_dense(

@@ -38,6 +38,7 @@ from torch.nn.utils import get_total_norm
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from embeddings.collection import Embeddings
+from embeddings.exchange import Exchange
 from trainer.dense import Dense
 from trainer.loss_scale import (
     MAX_SCALE,
@@ -92,23 +93,27 @@ class PrecisionConfig:
             raise ValueError(f"precision.max_norm: expected a number >= 0, got {self.max_norm}")
         if self.clip == "all" and not self.max_norm:
             raise ValueError("precision.clip: 'all' has no effect without max_norm; set max_norm")
-        scaling = (self.initial_scale, self.growth_interval)
-        if self.dtype != "fp16" and scaling != (
-            type(self).initial_scale,
-            type(self).growth_interval,
-        ):
+        scaling, default = (self.initial_scale, self.growth_interval), type(self)
+        if self.dtype != "fp16" and scaling != (default.initial_scale, default.growth_interval):
             raise ValueError(
                 "precision: initial_scale and growth_interval have no effect on dtype "
                 f"{self.dtype!r}; remove them, or use 'fp16'"
             )
 
-    def build(self, model: nn.Module, dense: Dense, zero_is_no_update: bool = True) -> Precision:
+    def build(
+        self,
+        model: nn.Module,
+        dense: Dense,
+        zero_is_no_update: bool = True,
+        exchange: Exchange | None = None,
+    ) -> Precision:
         """Return the Precision of `model`, unwrapped, whose tokenizer's input becomes the cut.
 
         dense: the weights outside the tables. zero_is_no_update: whether a gradient of zeros leaves
-        a table and its optimizer as they are (`SparseOptimizerConfig.zero_is_no_update`).
+        a table and its optimizer as they are (`SparseOptimizerConfig.zero_is_no_update`). exchange:
+        how gradients travel to the tables.
         """
-        return Precision(self, model, dense, zero_is_no_update)
+        return Precision(self, model, dense, zero_is_no_update, exchange or Exchange())
 
 
 class Precision:
@@ -120,10 +125,10 @@ class Precision:
         model: nn.Module,
         dense: Dense,
         zero_is_no_update: bool,
+        exchange: Exchange,
     ) -> None:
-        self.config = config
-        self.dense, self._group = dense, dense.group
-        self._zero_is_no_update = zero_is_no_update
+        self.config, self.dense, self._group = config, dense, dense.group
+        self._zero_is_no_update, self._exchange = zero_is_no_update, exchange
         self._device = next(iter(dense.parameters.values())).device
         half = config.dtype == "fp16"
         self.scaling = LossScale(
@@ -163,9 +168,8 @@ class Precision:
     def backward(self, loss: Tensor, weight_sum: Tensor) -> None:
         """Run phase 1.
 
-        Args:
-            loss: 0-d, mean over this rank's weight.
-            weight_sum: 0-d, that weight; 0 for a rank whose batch is all padding.
+        loss: 0-d, mean over this rank's weight. weight_sum: 0-d, that weight; 0 for a rank whose
+        batch is all padding.
         """
         weight = weight_sum.detach().double()
         if not self._knows_weight:
@@ -204,7 +208,9 @@ class Precision:
         if self.config.max_norm:
             factor = unscale * (self.config.max_norm / norm).clamp(max=1.0)
         self.dense.step(factor, skip)
-        self._update_tables(cut, factor if self.config.clip == "all" else unscale, skip)
+        of_tables = factor if self.config.clip == "all" else unscale
+        self._exchange.expect(of_tables * cut_total.sqrt())
+        self._update_tables(cut, of_tables, skip)
         self._outputs, self._leaves = [], []
         self.scaling.update(overflow)
         self._consecutive = HostCopy(self.scaling.consecutive_skips)
@@ -249,10 +255,8 @@ class Precision:
 
         By now that number has long arrived: the device is at work on the step after it.
         """
-        if self._consecutive is None:
-            return
-        skips, limit = int(self._consecutive.read()), self.config.max_consecutive_skips
-        if skips >= limit:
+        skips = 0 if self._consecutive is None else int(self._consecutive.read())
+        if skips >= self.config.max_consecutive_skips:
             raise RunError(
                 f"precision: no finite gradient in {skips} steps in a row (dtype "
                 f"{self.config.dtype}, loss scale now {self.loss_scale:g}); look for NaN in the "

@@ -40,7 +40,7 @@ _FREE = {
     *("runtime.timeout_seconds", "runtime.hang_seconds"),
     # Who holds dense weights; checkpoints hold them whole, by name.
     *("parallel.dense", "parallel.zero", "parallel.bucket_megabytes"),
-    "parallel.find_unused_parameters",
+    *("parallel.find_unused_parameters", "parallel.compile"),
 }
 _LOCK = ".lock"
 # The folders that this process trains in; the system drops a lock with the process that holds it.

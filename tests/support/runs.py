@@ -5,14 +5,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
 from pipelines.clicks import ClickConfig
 from pipelines.synthesize import SynthesisConfig, synthesize
+from trainer import checkpoint
+from trainer.checkpoint_index import Reader
 from trainer.config import TrainConfig, apply_overrides, load_recipe
 from trainer.evaluate import evaluate_checkpoint
 from trainer.loop import Trainer
+from trainer.manifest import complete
 from trainer.runtime import Runtime
 
 DAYS = ("2026-01-01", "2026-01-02")
@@ -49,6 +56,20 @@ def losses(output: Path) -> list[float]:
     """Return the loss of every step of a run."""
     lines = (output / "curves.jsonl").read_text("utf-8").splitlines()
     return [json.loads(line)["loss"] for line in lines]
+
+
+def saved(run: Path) -> dict[str, torch.Tensor]:
+    """Return every tensor of a run's newest checkpoint, whole, but what its reports gathered."""
+    path = complete(run / "checkpoints")[-1]
+    held = Reader(path).read_metadata().state_dict_metadata
+    held = {name: entry for name, entry in held.items() if not name.startswith("metrics.")}
+    kinds = {name: m for name, m in held.items() if isinstance(m, TensorStorageMetadata)}
+    found = {name: torch.zeros(m.size, dtype=m.properties.dtype) for name, m in kinds.items()}
+    with warnings.catch_warnings():
+        # torch wants to be told that one process reads.
+        warnings.simplefilter("ignore", UserWarning)
+        checkpoint.load(found, path)
+    return found
 
 
 def train(runtime: Runtime, config: TrainConfig, output: Path) -> dict[str, Any]:

@@ -82,6 +82,7 @@ class Session:
             self.parallel.model,
             self.replicas,
             recipe.sparse.zero_is_no_update,
+            self.parallel.exchange,
         )
 
     def batch(self, step: int) -> Batch:

@@ -24,6 +24,7 @@ from trainer import checkpoint
 from trainer.build import Training, build_training, open_loader
 from trainer.checkpoint import flatten
 from trainer.config import TrainConfig, apply_overrides, load_recipe
+from trainer.loop import Trainer
 from trainer.parallelize import ParallelConfig
 from trainer.pipeline import Pipeline
 from trainer.precision import PrecisionConfig
@@ -257,3 +258,43 @@ def test_a_checkpoint_of_one_choice_is_read_bit_by_bit_under_every_other(
 def test_a_choice_that_cannot_work_is_refused(settings: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         apply_overrides(load_recipe("specformer.demo"), ["--runtime.device", "cpu", *settings])
+
+
+def _begin(runtime: Runtime, configs: dict[str, TrainConfig], folder: Path) -> None:
+    """Begin each run with what it inherits, and save it before its first step."""
+    for name, config in configs.items():
+        trainer = Trainer(config, folder / name, runtime)
+        trainer._save()
+        trainer.saver.wait(last=True)
+        trainer.train_loader.close()
+        trainer.test_loader.close()
+
+
+@pytest.mark.dist
+def test_a_run_inherits_the_same_however_its_dense_weights_are_held(
+    logs: Path, processes: Processes, tmp_path: Path
+) -> None:
+    words = ("--epochs", "2", "--loader.order", "none")
+    for number, name in enumerate(("warmup", "ddp")):
+        config = _config("dlrm.demo", logs, name="ddp")
+        source = apply_overrides(
+            config, [*words, "--stop-epoch", "1", "--runtime.seed", str(number)]
+        )
+        processes.run(runs.train, source, tmp_path / name)
+    source = ("--inherit.path", str(tmp_path / "ddp"), "--inherit.policy")
+    policies = {
+        "progressive": ("progressive", "--inherit.warmup", str(tmp_path / "warmup")),
+        "continue": ("continue",),
+    }
+    configs = {
+        f"{policy} {name}": _config("dlrm.demo", logs, name, *words, *source, *rest)
+        for policy, rest in policies.items()
+        for name in ("ddp", "fsdp2", "zero2", "zero3")
+    }
+    processes.run(_begin, configs, tmp_path, timeout_seconds=280)
+    for policy in policies:
+        expected = runs.saved(tmp_path / f"{policy} ddp")
+        for name in ("fsdp2", "zero2", "zero3"):
+            found = runs.saved(tmp_path / f"{policy} {name}")
+            assert found.keys() == expected.keys()
+            assert [n for n in found if not torch.equal(found[n], expected[n])] == [], name

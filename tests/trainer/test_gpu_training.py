@@ -42,9 +42,13 @@ def test_nccl_sums_on_one_gpu(runtime: Runtime) -> None:
     assert value.tolist() == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("weights", ["fp32", "fp16"])
 @pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad", "adagrad", "adam"])
-def test_an_overflow_changes_no_bit_of_a_table_in_hbm(runtime: Runtime, kind: Any) -> None:
-    sparse = SparseOptimizerConfig(kind=kind, learning_rate=0.1)
+def test_an_overflow_changes_no_bit_of_a_table_in_hbm(
+    runtime: Runtime, kind: Any, weights: Any
+) -> None:
+    # What is rounded stochastically to fp16 was fp16 before, if zero was added to it.
+    sparse = SparseOptimizerConfig(kind=kind, learning_rate=0.1, weights=weights)
     session = Session(runtime, Recipe(sparse=sparse, precision=FP16))
     skipped = []
     for number in range(3):
@@ -74,6 +78,37 @@ def test_a_step_waits_for_the_device_nowhere_in_its_decision(runtime: Runtime) -
             session.precision.apply()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_steps_below_the_resolution_of_an_fp16_table_count_on_average(runtime: Runtime) -> None:
+    sparse = SparseOptimizerConfig(kind="sgd", learning_rate=1e-4, weights="fp16")
+    session = Session(runtime, Recipe(sparse=sparse))
+    before = session.tables()
+    for number in range(20):
+        session.backward(session.batch(number).to(runtime.device))
+        session.precision.apply()
+    assert any(not torch.equal(before[key], after) for key, after in session.tables().items())
+
+
+@pytest.mark.parametrize("recipe", ["specformer.demo", "tokenformer.demo"])
+def test_a_compiled_tower_trains_like_the_written_one(
+    runtime: Runtime, tmp_path: Path, recipe: str
+) -> None:
+    config = runs.small(recipe, runs.generate(tmp_path / "logs"))
+    found = []
+    for compiles in (False, True):
+        config = dataclasses.replace(config, parallel=ParallelConfig(compile=compiles))
+        torch.manual_seed(0)
+        training = build_training(config, runtime)
+        loader = open_loader(config, runtime, train=True)
+        batches, losses = iter(loader), []
+        for _ in range(5):
+            training.pipeline.progress(batches)
+            assert training.pipeline.last_step is not None
+            losses.append(training.pipeline.last_step.loss)
+        loader.close()
+        found.append(losses)
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

@@ -4,17 +4,14 @@
 import dataclasses
 import itertools
 import json
-import warnings
 
 import numpy as np
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from embeddings.schema import SparseFeature, Table
 from tests.support import runs
-from trainer import checkpoint
-from trainer.checkpoint_index import Reader
+from tests.support.runs import saved as tensors
 from trainer.config import TrainConfig, to_dict
 from trainer.data.hashing import to_rows
 from trainer.loop import Trainer
@@ -34,20 +31,6 @@ def begin(runtime, config: TrainConfig, output) -> list[str]:
     trainer.test_loader.close()
     assert trainer.inherited is not None
     return trainer.inherited.table()
-
-
-def tensors(run) -> dict[str, torch.Tensor]:
-    """Return every tensor of a run's newest checkpoint, whole, but what its reports gathered."""
-    path = complete(run / "checkpoints")[-1]
-    held = Reader(path).read_metadata().state_dict_metadata
-    held = {name: entry for name, entry in held.items() if not name.startswith("metrics.")}
-    kinds = {name: m for name, m in held.items() if isinstance(m, TensorStorageMetadata)}
-    found = {name: torch.zeros(m.size, dtype=m.properties.dtype) for name, m in kinds.items()}
-    with warnings.catch_warnings():
-        # torch wants to be told that one process reads.
-        warnings.simplefilter("ignore", UserWarning)
-        checkpoint.load(found, path)
-    return found
 
 
 def group(state, prefix: str) -> dict[str, torch.Tensor]:
