@@ -6,9 +6,10 @@
 Equalities first: the spectral operator, its gradient and a SpecFormer layer against float64 on the
 CPU, by either eigensolver, in fp32, bf16 and fp16; attention with causal, sliding and padding masks
 against its definition, and whether a flash kernel takes it. Then times: both eigensolvers and both
-precisions, the score forms against plain attention in each number format, and the operator's share
-of a SpecFormer step. Exits with 1 if an equality does not hold, and with 2 where there is no GPU.
-A part that finds the time used up is skipped and named.
+precisions, the score forms against plain attention in each number format, the operator's share of
+a SpecFormer step, and a table of step times and memory in each number format, with and without
+fused attention, compiled and not (`gpu_steps.py`). Exits with 1 if an equality does not hold, and
+with 2 where there is no GPU. A part that finds the time used up is skipped and named.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from models.attention import attention, reference_attention, sliding_mask
 from models.specformer import SpecFormerConfig
 from models.spectral import position_vector, soften
 from models.spectrum import Eigensolver, Precision, decompose
+from tests.benchmarks import gpu_steps
 from tests.benchmarks.timing import Line, interleave
 from tests.benchmarks.towers import LAYER_SHAPES, OPERATOR_SHAPES, PlainLayer, Shape
 
@@ -217,6 +219,12 @@ def time_share(report: Report) -> None:
             report.times(candidates, "step", f"share ({batch}, {num_tokens}, {dim}) {name}")
 
 
+def time_steps(report: Report) -> None:
+    """Towers in each number format, with and without fused attention, compiled and not."""
+    for line in gpu_steps.table(report.device, 1024, report.rounds):
+        print(line, flush=True)
+
+
 def _step(module: nn.Module, tokens: Tensor, dtype: torch.dtype) -> None:
     module.zero_grad()
     with _autocast(dtype, tokens.device):
@@ -234,7 +242,7 @@ def _autocast(
 
 def _parts() -> Iterator[Callable[[Report], None]]:
     yield from (check_operator, check_layer, check_attention)
-    yield from (time_operator, time_layers, time_share)
+    yield from (time_operator, time_layers, time_share, time_steps)
 
 
 def main() -> int:

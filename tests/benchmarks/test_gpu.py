@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.benchmarks import gpu
+from tests.benchmarks import gpu, gpu_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,6 +28,14 @@ def test_a_check_that_does_not_hold_is_remembered() -> None:
     report.check("far", torch.ones(3), torch.zeros(3), 1e-5)
     report.check("not a number", torch.full((3,), torch.nan), torch.ones(3), 1e-5)
     assert report.failures == ["far", "not a number"]
+
+
+def test_the_table_of_steps_is_made_on_a_cpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_steps, "FORMATS", {"fp32": torch.float32, "bf16": torch.bfloat16})
+    lines = list(gpu_steps.table(torch.device("cpu"), 4, 7, compiles=False))
+    assert len(lines) == 2 * 2 * 2
+    assert sum("fused attention, eager" in line for line in lines) == 4
+    assert all("0.0 MB" in line for line in lines)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
