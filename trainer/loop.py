@@ -19,7 +19,7 @@ from models.ranking import Predictions
 from models.specformer import SpecFormer
 from trainer.alarms import LabelWeights
 from trainer.build import build_training, open_loader, standardize
-from trainer.compiled import num_graphs, uncompiled
+from trainer.compiled import uncompiled
 from trainer.config import TrainConfig, to_dict
 from trainer.curves import last_step, truncate, write_json
 from trainer.data.parquet import check_families
@@ -35,7 +35,6 @@ from trainer.optimizer import learning_rates
 from trainer.parallelize import plain_parts
 from trainer.resume import (
     begin,
-    count_out_of_range,
     describe,
     greet,
     plan_steps,
@@ -57,6 +56,7 @@ from trainer.runtime import RunError, Runtime
 from trainer.saver import Saver
 from trainer.state import TrainState
 from trainer.stopping import Stopped, StopSignals
+from trainer.summary import run_metrics
 from trainer.tables import TableWatch
 from trainer.telemetry import StepReport
 from trainer.watchdog import Watchdog
@@ -162,7 +162,7 @@ class Trainer:
                 "got no finite prediction: training diverged; lower dense.learning_rate or "
                 "sparse.learning_rate, or set precision.max_norm"
             )
-        metrics |= self._run_metrics()
+        metrics |= run_metrics(self)
         if self.runtime.is_first:
             timed = self.pipeline.phases
             spent = {"sampled_steps": timed.samples, "phase_seconds": timed.seconds}
@@ -274,27 +274,6 @@ class Trainer:
             with self.watchdog.paused():
                 self.saver.evaluated(metrics)
         return metrics
-
-    def _run_metrics(self) -> dict[str, Any]:
-        """Return what describes the run rather than the model."""
-        return {
-            "rows_per_second": self.rows / self.train_seconds if self.train_seconds else None,
-            "input_wait": self.wait_seconds / self.train_seconds if self.train_seconds else None,
-            "world_size": self.runtime.world_size,
-            "steps": self.step,
-            "train_rows": self.rows,
-            # What evens out the last step of an epoch over the ranks.
-            "remainder": "padded with rows of weight 0",
-            "padded_rows": self.padded_rows,
-            "skipped_steps": self.precision.num_skipped,
-            "pipelined_modules": self.pipeline.num_pipelined,
-            "dense_parallelism": self.config.parallel.describe(),
-            "attention": kernels.in_use(),
-            "compiled_graphs": num_graphs() if self.config.parallel.compile else 0,
-            "out_of_range": count_out_of_range(self),
-            **self.tables.counts,
-            "alarms": sorted({*self.telemetry.alarms, *self.weights.first_steps}),
-        }
 
     def _save(self) -> None:
         """Write a checkpoint of the current step, beside what follows."""
