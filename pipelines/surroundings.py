@@ -22,7 +22,7 @@ _METRICS = (
     ("Calibration", "calibration"),
 )
 _SAME_TEST = ("path", "test_path", "test_days", "test_rows")
-_SHOWN = 30
+_SHOWN = 12
 _NEIGHBOURS = 200
 
 

@@ -17,7 +17,7 @@ from pipelines.runs import DASH, Run, is_number, written
 INTERVALS = (
     "95 % intervals by a bootstrap over users (over rows where there are none): how far the figure "
     "would move with other users of the same kind. Two runs on the same rows are told apart by "
-    "`python -m trainer.compare`, whose interval is that of their difference, and narrower."
+    "trainer.compare, whose interval is that of their difference, and narrower."
 )
 CALIBRATION = (
     "Rows in twenty bins of equal weight, by prediction: the mean prediction against the share of "
