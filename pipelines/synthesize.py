@@ -141,11 +141,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     default, clicks = SynthesisConfig(), ClickConfig()
     parser.add_argument("output", help="folder to write to")
-    parser.add_argument("--days", type=int, default=default.days)
-    parser.add_argument("--rows-per-day", type=int, default=default.rows_per_day)
+    parser.add_argument("--days", type=int, default=default.days, help="days to generate")
+    rows = "impressions of a day"
+    parser.add_argument("--rows-per-day", type=int, default=default.rows_per_day, help=rows)
     parser.add_argument("--start", default=default.start, help="first day, YYYY-MM-DD")
-    parser.add_argument("--seed", type=int, default=clicks.seed)
-    parser.add_argument("--users", type=int, default=clicks.num_users)
+    parser.add_argument("--seed", type=int, default=clicks.seed, help="of population and draws")
+    parser.add_argument("--users", type=int, default=clicks.num_users, help="users there are")
     parser.add_argument("--items", type=int, default=clicks.num_items, help="items alive on a day")
     parser.add_argument("--overwrite", action="store_true", help="replace days that exist")
     given = parser.parse_args(arguments)

@@ -46,16 +46,16 @@ def commands(path: Path) -> list[list[str]]:
     return [shlex.split(line) for line in lines if line.strip() and not line.startswith("#")]
 
 
-def help_of(module: str, words: list[str]) -> str:
+def help_of(module: str, words: list[str], monkeypatch) -> str:
+    monkeypatch.setattr(sys, "argv", [module, *words, "--help"])
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        importlib.import_module(module).main([*words, "--help"])
+        importlib.import_module(module).main()
     return out.getvalue()
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
 def test_every_command_is_one_that_its_program_takes(path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["test"])
     for words in commands(path):
         if words[0] in FOREIGN:
             continue
@@ -66,7 +66,7 @@ def test_every_command_is_one_that_its_program_takes(path, monkeypatch):
             known = {"--output", "--help", "--help-all", *setting_names(load_recipe(rest[0]))}
             assert set(given) <= known, words
             continue
-        text = help_of(module, [rest[0]] if module == "pipelines.run" else [])
+        text = help_of(module, [rest[0]] if module == "pipelines.run" else [], monkeypatch)
         missing = [name for name in given if not re.search(rf"{name}\b", text)]
         assert not missing, f"{words}: {missing} not in the help of {module}"
 

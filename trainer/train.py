@@ -28,6 +28,7 @@ usage: python -m trainer.train RECIPE --output DIR [--data.path PATH] [--data.tr
   RECIPE      specformer.globo, or package.module:function (see --list)
   --output    the run's folder
   --list      recipes, one line each
+  --completion  a script that completes recipes and settings in a shell
   --help      this text; after a RECIPE, every setting with the recipe's value
   --help-all  after a RECIPE, every setting with its description"""
 
@@ -38,6 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if "--list" in arguments:
             print(describe_recipes())
+            return 0
+        if arguments == ["--completion"]:
+            from trainer.completion import completion_script
+
+            print(completion_script())
             return 0
         if not arguments or arguments[0] in ("-h", "--help"):
             print(USAGE)
