@@ -29,10 +29,10 @@ from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingColle
 from torchrec.modules.mc_modules import ManagedCollisionCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from embeddings.buckets import mix64
 from embeddings.idmap import IdMap
 from embeddings.lifetime import MISSING_ID
 from embeddings.schema import Table
-from embeddings.slots import mix64
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 

@@ -2,9 +2,9 @@
 """Dynamic tables on several ranks: raw ids go to the rank of their bucket and become rows there.
 
 TorchRec's managed collision does this for numbers of buckets that the ranks divide, and resets rows
-by a kernel that CPUs lack. Here ranks hold buckets in any number (`embeddings/slots.py`), and rows
-are reset by `Part.renew`. Sharding is by row only. Ids travel in the pipeline's exchange of the
-batch before; they are mapped in their own step, so nothing is admitted ahead of its time.
+by a kernel that CPUs lack. Here ranks hold buckets in any number (`embeddings/buckets.py`), and
+rows are reset by `Part.renew`. Sharding is by row only. Ids travel in the pipeline's exchange of
+the batch before; they are mapped in their own step, so nothing is admitted ahead of its time.
 
 Shapes: F features, B examples, N ids, R ranks.
 """
@@ -38,10 +38,10 @@ from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingColle
 from torchrec.modules.mc_modules import ManagedCollisionCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from embeddings.buckets import num_buckets, owners
 from embeddings.dynamic import DynamicCollection, HasParts, Part
 from embeddings.idmap import IdMap
 from embeddings.schema import Table
-from embeddings.slots import num_buckets, owners
 
 
 class ShardedDynamicCollection(ShardedManagedCollisionEmbeddingCollection, HasParts):

@@ -2,7 +2,7 @@
 """The map of a dynamic table: 64-bit ids to its rows, admitting new ids and letting go of old ones.
 
 A ManagedCollisionModule of TorchRec, so that ids travel raw, ahead of time, to the rank that holds
-their bucket (`embeddings/slots.py`) and become rows there, in the step that looks them up. In
+their bucket (`embeddings/buckets.py`) and become rows there, in the step that looks them up. In
 training an id is looked for, counted, admitted or not; in evaluation it is only looked for, and
 nothing changes. An id without a row reads the row of its bucket's ids without one; a missing id
 reads row 0. No id reads another id's row, and one that is admitted at its first occurrence learns
@@ -17,23 +17,19 @@ Shapes: E rows of the table, N ids of a step, U different ones among them.
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor
 from torchrec.modules.mc_modules import ManagedCollisionModule
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
+from embeddings.buckets import Layout, Places, mix64, num_buckets
 from embeddings.lifetime import MISSING_ID, DynamicConfig
-from embeddings.slots import STEP_BITS, Layout, Places, Slots, mix64, num_buckets
+from embeddings.slots import STEP_BITS, Slots
 
 # What `totals` counts, in training, since the map was built.
 TOTALS = ("ids", "hits", "missing", "waiting", "admitted", "evicted", "expired", "failed")
 # Rows that have outlived `ttl_steps` are let go so many times in that span.
 _SWEEPS = 16
-# In how many turns the ids of another map are taken over.
-_TURNS = 32
-_EVICTION = {"ttl": "lru"}
 
 
 class IdMap(ManagedCollisionModule):
@@ -78,8 +74,6 @@ class IdMap(ManagedCollisionModule):
         for name in (prefix + kind for prefix in prefixes for kind in kinds):
             dtype = kinds[name.removeprefix("waiting_")]
             self.register_buffer(name, torch.empty(rows, dtype=dtype, device=device))
-        self.totals = torch.zeros(len(TOTALS), dtype=torch.int64)
-        self._swept = -1
         self._changed: list[Tensor] = []
         self.reset()
 
@@ -93,9 +87,7 @@ class IdMap(ManagedCollisionModule):
         """The ids that are counted towards admission."""
         if self.config.min_occurrences == 1:
             return None
-        names = ("waiting_ids", "waiting_seen", "waiting_hits")
-        ids, seen, hits = (cast(Tensor, getattr(self, name)) for name in names)
-        return Slots(ids=ids, seen=seen, hits=hits)
+        return Slots(**{name: getattr(self, f"waiting_{name}") for name in ("ids", "seen", "hits")})
 
     @property
     def step(self) -> int:
@@ -170,7 +162,7 @@ class IdMap(ManagedCollisionModule):
             ids[chosen],
             _at(places, chosen),
             now,
-            eviction=_EVICTION.get(self.config.eviction, self.config.eviction),
+            eviction=self.config.eviction.replace("ttl", "lru"),
             ways=self.seen,
         )
         placed = given >= 0
@@ -212,13 +204,7 @@ class IdMap(ManagedCollisionModule):
         position = ((old.ids != MISSING_ID) & self.layout.holds(old.ids)).nonzero()[:, 0]
         worth = old.hits if self.config.eviction == "lfu" else old.seen
         order = position[torch.argsort(worth[position], descending=True, stable=True)]
-        given = torch.full_like(order, -1)
-        # In turns of falling worth, so that those without room are the least.
-        for turn in torch.arange(len(order), device=order.device).tensor_split(_TURNS):
-            ids, sorting = torch.sort(old.ids[order[turn]])
-            places = self.layout.places(ids)
-            rows, _ = self.slots.place(ids, places, 0, eviction="none", ways=self.seen)
-            given[turn[sorting]] = rows
+        given = self.slots.fill(old.ids[order], self.layout, self.seen)
         placed = given >= 0
         found, rows = order[placed], given[placed]
         self.seen[rows], self.hits[rows] = old.seen[found], old.hits[found]

@@ -16,6 +16,8 @@ MISSING_ID = -(2**63)
 WAYS = 8
 _MIN_ROWS = 16
 _MAX_OCCURRENCES = 1_000_000
+# Ten years, and more steps than any run takes.
+_MAX_DAYS, _MAX_STEPS = 3_650, 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,8 @@ class DynamicConfig:
     eviction: which ids lose theirs. `lru`: where a new id finds no room, the longest unseen.
       `lfu`: there, the one with the fewest occurrences since it got its row. `ttl`: any that was
       not seen for more than `ttl_days` days of the log or `ttl_steps` steps, one of the two; and
-      where there is still no room, the longest unseen. `none`: no id ever.
+      where there is still no room, the longest unseen. `none`: no id ever. One of the two may be
+      set with `lfu` too: what was frequent once would stay for ever otherwise.
     initial_rows: rows in use at the start; 0 for all. Where a new id finds no room, an eighth of
       the limit is added, and only at the limit are ids evicted. Rounded up to an eighth, two at
       least. Rows that are not in use yet take no main memory.
@@ -74,21 +77,32 @@ class DynamicConfig:
                 f"dynamic.min_occurrences: expected an integer in [1, {_MAX_OCCURRENCES}], got "
                 f"{self.min_occurrences}"
             )
-        if min(self.ttl_days, self.ttl_steps, self.initial_rows) < 0:
+        if self.initial_rows < 0:
+            raise ValueError(f"dynamic.initial_rows: expected at least 0, got {self.initial_rows}")
+        self._check_ttl()
+
+    def _check_ttl(self) -> None:
+        """Check how long ids stay unseen."""
+        for name, value, most in (
+            ("ttl_days", self.ttl_days, _MAX_DAYS),
+            ("ttl_steps", self.ttl_steps, _MAX_STEPS),
+        ):
+            if not 0 <= value <= most:
+                raise ValueError(
+                    f"dynamic.{name}: expected an integer in [0, {most:,}], got {value:,}; to keep "
+                    "ids for as long as there is room use eviction 'lru'"
+                )
+            if value and self.eviction not in ("ttl", "lfu"):
+                raise ValueError(
+                    f"dynamic.{name}: has no effect on eviction {self.eviction!r}, got {value}; "
+                    "remove it, or set eviction to 'ttl' or 'lfu'"
+                )
+        if (self.ttl_days and self.ttl_steps) or (
+            self.eviction == "ttl" and not self.ttl_days and not self.ttl_steps
+        ):
             raise ValueError(
-                "dynamic: ttl_days, ttl_steps and initial_rows must be at least 0, got "
-                f"{self.ttl_days}, {self.ttl_steps} and {self.initial_rows}"
-            )
-        if self.eviction == "ttl" and bool(self.ttl_days) == bool(self.ttl_steps):
-            raise ValueError(
-                "dynamic.ttl_days: eviction 'ttl' needs ttl_days (of the log) or ttl_steps, one "
-                f"of the two, got {self.ttl_days} and {self.ttl_steps}"
-            )
-        if self.eviction != "ttl" and (self.ttl_days or self.ttl_steps):
-            name = "ttl_days" if self.ttl_days else "ttl_steps"
-            raise ValueError(
-                f"dynamic.{name}: has no effect on eviction {self.eviction!r}, got "
-                f"{getattr(self, name)}; remove it, or set eviction to 'ttl'"
+                f"dynamic.ttl_days: eviction {self.eviction!r} goes by ttl_days (of the log) or "
+                f"ttl_steps, one of the two, got {self.ttl_days} and {self.ttl_steps}"
             )
 
     @property

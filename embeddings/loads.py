@@ -14,6 +14,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
+from embeddings.buckets import shard_rows
 from embeddings.collection import EmbeddingLayer
 from embeddings.dynamic import DynamicCollection
 from embeddings.lifetime import DynamicConfig
@@ -22,7 +23,6 @@ from embeddings.placement import TableLoad
 from embeddings.plans import ShardingKind
 from embeddings.schema import SparseFeature
 from embeddings.sharders import sharders
-from embeddings.slots import shard_rows
 
 # In order of preference: each is cheaper to exchange than the next.
 KINDS = ("table_wise", "table_row_wise", "row_wise", "column_wise")
@@ -60,19 +60,12 @@ def table_loads(
         configs = module.embedding_bag_configs() if pooled else module.embedding_configs()
         weights = {name.split(".")[-2]: weight for name, weight in module.named_parameters()}
         for table in configs:
-            # Splitting rows over one rank would only cost the splitting.
-            only = told.get(table.name, "table_wise" if topology.world_size == 1 else None)
-            kinds = [only] if only else list(sharding_types)
-            able = [kind for kind in KINDS if kind in device and _fills(kind, table, topology)]
+            only, able = told.get(table.name), device
             if table.name in dynamic:
-                kinds = [told.get(table.name, "row_wise")]
-                able = _able_dynamic(table, topology)
-            if not set(kinds) & set(able):
-                raise RuntimeError(
-                    f"sharding: table {table.name!r} of {table.num_embeddings:,} rows may be "
-                    f"{kinds}, and {topology.world_size} {topology.compute_device} ranks offer "
-                    f"{able} for it (no rank may be left without rows); allow more sharding types"
-                )
+                only, able = only or "row_wise", _able_dynamic(table, topology)
+            elif topology.world_size == 1:
+                only = only or "table_wise"  # splitting rows would only cost the splitting
+            kinds = _kinds(table, [only] if only else sharding_types, able, topology)
             classes = getattr(weights[table.name], "_optimizer_classes", [RowWiseAdagrad])
             own = [features[name] for name in table.feature_names]
             loads.append(
@@ -86,12 +79,31 @@ def table_loads(
                     ids=sum(max(1, feature.max_length) for feature in own),
                     vectors=len(own),
                     pooled=pooled,
-                    kinds=tuple(kind for kind in able if kind in kinds),
+                    kinds=kinds,
                     dynamic=table.name in dynamic,
                     weight_bytes=weights[table.name].element_size(),
                 )
             )
     return loads
+
+
+def _kinds(
+    table: BaseEmbeddingConfig, allowed: Sequence[str], device: Sequence[str], topology: Topology
+) -> tuple[str, ...]:
+    """Return how a table may be sharded, of what is allowed and what the device offers.
+
+    Raises:
+        RuntimeError: that is in no way.
+    """
+    able = [kind for kind in KINDS if kind in device and _fills(kind, table, topology)]
+    kinds = tuple(kind for kind in able if kind in allowed)
+    if not kinds:
+        raise RuntimeError(
+            f"sharding: table {table.name!r} of {table.num_embeddings:,} rows may be "
+            f"{list(allowed)}, and {topology.world_size} {topology.compute_device} ranks offer "
+            f"{able} for it (no rank may be left without rows); allow more sharding types"
+        )
+    return kinds
 
 
 def _able_dynamic(table: BaseEmbeddingConfig, topology: Topology) -> list[str]:

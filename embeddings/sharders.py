@@ -31,13 +31,12 @@ from torchrec.distributed.types import (
     ShardingEnv,
     ShardingPlan,
 )
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from embeddings.buckets import shard_rows
 from embeddings.dynamic_sharding import DynamicSharder
 from embeddings.exchange import Exchange
 from embeddings.plans import Plan, TablePlan
-from embeddings.slots import shard_rows
 
 
 class _Pooled(ShardedEmbeddingBagCollection):
@@ -52,32 +51,6 @@ class _Pooled(ShardedEmbeddingBagCollection):
         if ctx.divisor is not None:
             ctx.divisor = ctx.divisor.round_().clamp_(min=1.0)
         return exchange
-
-
-class _PooledSharder(EmbeddingBagCollectionSharder):
-    """Offers `row_wise` on CPUs too: TorchRec leaves it out, but over gloo it works as well."""
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        kinds = super().sharding_types(compute_device_type)
-        return kinds if "row_wise" in kinds else [*kinds, "row_wise"]
-
-    def shard(
-        self,
-        module: EmbeddingBagCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedEmbeddingBagCollection:
-        return _Pooled(
-            module,
-            params,
-            env,
-            self.fused_params,
-            device,
-            qcomm_codecs_registry=self.qcomm_codecs_registry,
-            module_fqn=module_fqn,
-        )
 
 
 class _DedupCollection(ShardedEmbeddingCollection):
@@ -124,28 +97,48 @@ def unique_ids(features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Tensor]:
     return unique, reverse
 
 
-class _CollectionSharder(EmbeddingCollectionSharder):
-    """Shards into `_DedupCollection`s where each id is to travel once."""
+class _Into:
+    """The part of a sharder that says into which class it shards, and with what settings."""
+
+    into: type[Any]
+    settings: tuple[str, ...] = ()
 
     def shard(
         self,
-        module: EmbeddingCollection,
+        module: Any,
         params: dict[str, ParameterSharding],
         env: ShardingEnv,
         device: torch.device | None = None,
         module_fqn: str | None = None,
-    ) -> ShardedEmbeddingCollection:
-        kind = _DedupCollection if self._use_index_dedup else ShardedEmbeddingCollection
-        return kind(
+    ) -> Any:
+        sharder = cast(Any, self)
+        return self.into(
             module,
             params,
             env,
-            self.fused_params,
+            sharder.fused_params,
             device,
-            qcomm_codecs_registry=self.qcomm_codecs_registry,
-            use_index_dedup=self._use_index_dedup,
+            qcomm_codecs_registry=sharder.qcomm_codecs_registry,
             module_fqn=module_fqn,
+            **{name: getattr(sharder, f"_{name}") for name in self.settings},
         )
+
+
+class _PooledSharder(_Into, EmbeddingBagCollectionSharder):
+    """Offers `row_wise` on CPUs too: TorchRec leaves it out, but over gloo it works as well."""
+
+    into = _Pooled
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        kinds = super().sharding_types(compute_device_type)
+        return kinds if "row_wise" in kinds else [*kinds, "row_wise"]
+
+
+class _CollectionSharder(_Into, EmbeddingCollectionSharder):
+    """Sends each id once where that is asked for."""
+
+    into = _DedupCollection
+    settings = ("use_index_dedup",)
 
 
 def sharders(

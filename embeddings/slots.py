@@ -1,162 +1,31 @@
 # SPDX-License-Identifier: MIT
-"""Where ids lie in a bounded table: buckets, and in each of them two sets of rows an id may take.
-
-A table of E rows is cut into K buckets of consecutive rows; K follows from E alone. An id's bucket
-follows from its mixed bits, so ids with a pattern spread evenly, and a rank holds whole buckets:
-moving to another number of ranks moves rows and changes nothing inside a bucket. The first row of a
-bucket is kept for its ids without a row (bucket 0 keeps row 0 for missing ids as well); the others
-are sets of `WAYS` rows. An id lies in one of two sets, the emptier one when it came, which fills
-tables almost to the last row before an id finds no room.
+"""Which id lies in which row of a bounded table: found, touched, placed, let go of.
 
 Everything is arithmetic on whole tensors; the loop of `place` runs over rounds, in each of which
 every id takes the best row it may and the first of those that want the same one gets it.
 
-Source: Azar, Broder, Karlin, Upfal, "Balanced Allocations", SIAM J. Comput. 29(1), 1999; SplitMix64
-as in `trainer/data/hashing.py`. Shapes: U ids, E rows, K buckets, W = 2 * `WAYS` rows of two sets.
+Shapes: U ids, W rows that an id may take (`embeddings/buckets.py`).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from embeddings.buckets import Layout, Places
 from embeddings.lifetime import MISSING_ID, WAYS
 
-_MAX_BUCKETS = 4096
-_FACTOR_1 = 0xBF58476D1CE4E5B9 - 2**64
-_FACTOR_2 = 0x94D049BB133111EB - 2**64
-_SECOND_SET = 0x9E3779B97F4A7C15 - 2**64
-_LOW_31 = 0x7FFFFFFF
 # `seen` of a row holds two numbers: the log's day above, the step below.
 STEP_BITS = 40
 _STEP_MASK = (1 << STEP_BITS) - 1
 _MAX_HITS = (1 << 22) - 1
 _NEVER = 2**63 - 1
-
-
-def mix64(ids: Tensor) -> Tensor:
-    """Mix int64 ids (any shape), bit for bit as `trainer.data.hashing.mix64` does."""
-    ids = (ids ^ _shift(ids, 30)) * _FACTOR_1
-    ids = (ids ^ _shift(ids, 27)) * _FACTOR_2
-    return ids ^ _shift(ids, 31)
-
-
-def num_buckets(num_embeddings: int) -> int:
-    """Return K of a table of E rows: about half its root, so that neither is small."""
-    return max(1, min(_MAX_BUCKETS, math.isqrt(num_embeddings) // 2))
-
-
-def buckets_of_rank(num_embeddings: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the first bucket of a rank, and of the next one.
-
-    Raises:
-        ValueError: there are more ranks than buckets.
-    """
-    buckets = num_buckets(num_embeddings)
-    if world_size > buckets:
-        raise ValueError(
-            f"a dynamic table of {num_embeddings} rows can be on at most {buckets} ranks, got "
-            f"{world_size}; raise its num_embeddings to {4 * world_size**2}"
-        )
-    return rank * buckets // world_size, (rank + 1) * buckets // world_size
-
-
-def shard_rows(num_embeddings: int, world_size: int) -> list[tuple[int, int]]:
-    """Return the first row and the number of rows of every rank."""
-    buckets = num_buckets(num_embeddings)
-    bounds = []
-    for rank in range(world_size):
-        first, last = buckets_of_rank(num_embeddings, rank, world_size)
-        start = first * num_embeddings // buckets
-        bounds.append((start, last * num_embeddings // buckets - start))
-    return bounds
-
-
-def owners(ids: Tensor, buckets: Tensor | int, world_size: int) -> Tensor:
-    """Return the rank that holds each of the ids (int64).
-
-    buckets: K, one number or one an id.
-    """
-    bucket = (_shift(mix64(ids), 33) * buckets) >> 31
-    bucket = bucket.masked_fill(ids == MISSING_ID, 0)
-    return torch.div((bucket + 1) * world_size - 1, buckets, rounding_mode="floor")
-
-
-class Places(NamedTuple):
-    """Where U ids may lie.
-
-    rows: (U, W), counted from the shard's first row. usable: (U, W) bool, rows that exist. default:
-    (U,), the row of those without one.
-    """
-
-    rows: Tensor
-    usable: Tensor
-    default: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """The buckets `first_bucket` to `last_bucket` - 1 of a table of E = `num_embeddings` rows."""
-
-    num_embeddings: int
-    first_bucket: int
-    last_bucket: int
-
-    @property
-    def first_row(self) -> int:
-        """The shard's first row in the table."""
-        return self.first_bucket * self.num_embeddings // num_buckets(self.num_embeddings)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the shard."""
-        end = self.last_bucket * self.num_embeddings // num_buckets(self.num_embeddings)
-        return end - self.first_row
-
-    @property
-    def num_id_rows(self) -> int:
-        """Rows of the shard that ids can take."""
-        return self.num_rows - (self.last_bucket - self.first_bucket) - (self.first_bucket == 0)
-
-    def holds(self, ids: Tensor) -> Tensor:
-        """Return (U,) whether the ids belong to the buckets here."""
-        bucket = (_shift(mix64(ids), 33) * num_buckets(self.num_embeddings)) >> 31
-        return (bucket >= self.first_bucket) & (bucket < self.last_bucket)
-
-    def default_rows(self, device: torch.device) -> Tensor:
-        """Return, for each bucket here, the row of ids without one, from the shard's first row."""
-        buckets = torch.arange(self.first_bucket, self.last_bucket, device=device)
-        return self._default(buckets)
-
-    def places(self, ids: Tensor) -> Places:
-        """Return where U ids, all of this shard's buckets, may lie."""
-        mixed = mix64(ids)
-        total = num_buckets(self.num_embeddings)
-        bucket = (_shift(mixed, 33) * total) >> 31
-        default = self._default(bucket)
-        rows_of_bucket = self._start(bucket + 1) - default - 1
-        sets = torch.div(rows_of_bucket + (WAYS - 1), WAYS, rounding_mode="floor")
-        first = ((mixed & _LOW_31) * sets) >> 31
-        # Of the other sets one; where there is one set only, both are it.
-        step = 1 + ((_shift(mixed * _SECOND_SET, 33) * (sets - 1).clamp(min=1)) >> 31)
-        second = torch.remainder(first + step, sets)
-        ways = torch.arange(WAYS, device=ids.device) * sets[:, None]
-        offsets = torch.cat([first[:, None] + ways, second[:, None] + ways], dim=1)
-        usable = offsets < rows_of_bucket[:, None]
-        rows = torch.where(usable, default[:, None] + 1 + offsets, default[:, None])
-        return Places(rows, usable, default)
-
-    def _start(self, bucket: Tensor) -> Tensor:
-        total = num_buckets(self.num_embeddings)
-        start = torch.div(bucket * self.num_embeddings, total, rounding_mode="floor")
-        return start - self.first_row
-
-    def _default(self, bucket: Tensor) -> Tensor:
-        return self._start(bucket) + (bucket == 0)
+# In how many turns `fill` gives rows.
+_TURNS = 32
+# Of the W rows an id may take, which of its set each is.
+_WAY = torch.arange(WAYS).repeat(2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,30 +92,23 @@ class Slots:
         given = torch.full_like(ids, -1)
         evicted = torch.zeros_like(ids, dtype=torch.bool)
         pending = torch.arange(len(ids), device=ids.device)
-        way = torch.arange(WAYS, device=ids.device).repeat(2)
         growing = ways is not None and bool((ways[places.default] < WAYS).any())
         while len(pending):
             rows, usable = places.rows[pending], places.usable[pending]
             default = places.default[pending]
             if growing and ways is not None:
-                usable = usable & (way < ways[default][:, None])
+                usable = usable & (_WAY.to(ids.device) < ways[default][:, None])
             free = (self.ids[rows] == MISSING_ID) & usable
             if growing and ways is not None:
                 grow = ~free.any(1) & (ways[default] < WAYS)
                 if grow.any():
                     ways[default[grow].unique()] += 1
                     continue
-            score = self._scores(rows, usable, now, eviction)
-            # Among free rows one of the emptier set, and there the first.
-            room = free.view(-1, 2, WAYS).sum(2).repeat_interleave(WAYS, dim=1)
-            best, position = torch.where(free, way - WAYS * (room + 1), score).min(1)
+            best, position = self._values(rows, usable, free, now, eviction).min(1)
             able = best != _NEVER
             chosen = rows.gather(1, position[:, None])[able, 0]
             pending, best = pending[able], best[able]
-            order = torch.sort(chosen, stable=True)
-            first = torch.ones_like(order.values, dtype=torch.bool)
-            first[1:] = order.values[1:] != order.values[:-1]
-            row, winners = order.values[first], order.indices[first]
+            row, winners = _first_of_each(chosen)
             won = pending[winners]
             given[won] = row
             evicted[won] = best[winners] >= 0
@@ -258,18 +120,38 @@ class Slots:
             pending = pending[lost]
         return given, evicted
 
-    def _scores(self, rows: Tensor, usable: Tensor, now: int, eviction: str) -> Tensor:
-        """Return (U, W) how much the ids in `rows` are to stay; the lowest goes."""
-        if eviction == "none":
-            return torch.full_like(rows, _NEVER)
-        # Steps alone: days go back where a run is repeated on an earlier log.
-        seen = self.seen[rows]
-        score = seen & _STEP_MASK
-        if eviction == "lfu":
-            score = score + (self.hits[rows].long().clamp(max=_MAX_HITS) << STEP_BITS)
-        return torch.where(usable & (seen != now), score, _NEVER)
+    def fill(self, ids: Tensor, layout: Layout, ways: Tensor) -> Tensor:
+        """Give U new ids, each once, rows while there is room; return (U,) rows, -1 for none.
+
+        Those that come first get theirs first. ways: as for `place`.
+        """
+        given = torch.full_like(ids, -1)
+        for turn in torch.arange(len(ids), device=ids.device).tensor_split(_TURNS):
+            chosen, sorting = torch.sort(ids[turn])
+            rows, _ = self.place(chosen, layout.places(chosen), 0, eviction="none", ways=ways)
+            given[turn[sorting]] = rows
+        return given
+
+    def _values(
+        self, rows: Tensor, usable: Tensor, free: Tensor, now: int, eviction: str
+    ) -> Tensor:
+        """Return (U, W) how much `rows` are worth as they are; an id takes that of the least."""
+        score = torch.full_like(rows, _NEVER)
+        if eviction != "none":
+            # Steps alone: days go back where a run is repeated on an earlier log.
+            seen = self.seen[rows]
+            worth = seen & _STEP_MASK
+            if eviction == "lfu":
+                worth = worth + (self.hits[rows].long().clamp(max=_MAX_HITS) << STEP_BITS)
+            score = torch.where(usable & (seen != now), worth, score)
+        # Among free rows one of the emptier set, and there the first.
+        room = free.view(-1, 2, WAYS).sum(2).repeat_interleave(WAYS, dim=1)
+        return torch.where(free, _WAY.to(rows.device) - WAYS * (room + 1), score)
 
 
-def _shift(values: Tensor, bits: int) -> Tensor:
-    """Shift int64 right as if it were unsigned."""
-    return (values >> bits) & ((1 << (64 - bits)) - 1)
+def _first_of_each(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the different `rows`, sorted, and where each of them comes first."""
+    order = torch.sort(rows, stable=True)
+    first = torch.ones_like(order.values, dtype=torch.bool)
+    first[1:] = order.values[1:] != order.values[:-1]
+    return order.values[first], order.indices[first]

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
+from embeddings.buckets import Layout, num_buckets
 from embeddings.collection import local_shards
 from embeddings.dynamic import Part
-from embeddings.slots import Layout, Slots, num_buckets
+from embeddings.slots import Slots
 from trainer.regions import Region
 
 _MAP = ("ids", "seen", "hits")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 import pytest
@@ -10,13 +11,13 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from embeddings.buckets import Layout, mix64, num_buckets, owners, shard_rows
 from embeddings.collection import EmbeddingLayer
 from embeddings.dynamic import Part, draw_vectors, dynamic_parts
 from embeddings.idmap import TOTALS, IdMap
-from embeddings.lifetime import MISSING_ID, DynamicConfig
+from embeddings.lifetime import MISSING_ID, WAYS, DynamicConfig
 from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
 from embeddings.schema import Label, Schema, SparseFeature, Table
-from embeddings.slots import WAYS, Layout, mix64, num_buckets, owners, shard_rows
 from trainer.data import hashing
 
 CPU = torch.device("cpu")
@@ -103,6 +104,24 @@ def test_a_table_takes_nearly_as_many_ids_as_it_has_rows_before_one_has_to_leave
     assert table.occupancy()[0] == len(ids) - totals(table)["evicted"]
 
 
+def test_ten_times_the_ids_take_no_more_memory() -> None:
+    model = layer(DynamicConfig(min_occurrences=2, eviction="ttl", ttl_days=2), shared=False)
+    fuse_optimizer(model, SparseOptimizerConfig())
+
+    def held_after(first: int, last: int) -> int:
+        for number in range(first, last):
+            model.set_day(100 + number // 5)
+            ids = torch.arange(40 * number, 40 * number + 40) // 2 * 2  # each twice
+            model(batch(ids.tolist())).pooled.sum().backward()
+        gc.collect()
+        return sum(each.nbytes for each in gc.get_objects() if type(each) is Tensor)
+
+    once = held_after(0, 10)
+    assert once >= 64 * 8 * 4 and held_after(10, 100) == once
+    counts = totals(part_of(model).map)
+    assert counts["admitted"] == 100 * 20 and counts["evicted"] + counts["expired"] > 1_900
+
+
 def test_two_ids_never_share_a_row_however_full_the_table_is() -> None:
     table = a_map(64)
     for seed in range(50):
@@ -179,6 +198,15 @@ def test_the_longest_unseen_id_leaves_under_lru_and_the_rarest_under_lfu() -> No
         gone = set(range(1, limit + 1)) - held(table)
         assert gone == ({1} if eviction == "lru" else {3}), eviction
         assert stays in held(table)
+
+
+def test_what_was_frequent_once_leaves_by_days_where_the_rarest_leaves_first() -> None:
+    table, forever = a_map(16, eviction="lfu", ttl_days=2), a_map(16, eviction="lfu")
+    for one in (table, forever):
+        feed(one, [1] * 100, day=100)
+        for day in range(101, 104):
+            feed(one, [day, day, day], day=day)
+    assert held(table) == {101, 102, 103} and held(forever) == {1, 101, 102, 103}
 
 
 def test_ids_leave_when_the_log_has_not_shown_them_for_more_than_ttl_days() -> None:
@@ -372,9 +400,12 @@ def test_another_maps_ids_are_taken_over_the_latest_first() -> None:
         ),
         ({"min_occurrences": 0}, "min_occurrences: expected an integer in"),
         ({"ttl_days": 3}, "ttl_days: has no effect on eviction 'lru'"),
-        ({"eviction": "ttl"}, "needs ttl_days \\(of the log\\) or ttl_steps"),
+        ({"eviction": "ttl"}, "goes by ttl_days \\(of the log\\) or ttl_steps"),
         ({"eviction": "ttl", "ttl_days": 1, "ttl_steps": 1}, "one of the two"),
-        ({"initial_rows": -1}, "must be at least 0"),
+        ({"eviction": "lfu", "ttl_days": 1, "ttl_steps": 1}, "one of the two"),
+        ({"eviction": "ttl", "ttl_days": 40_000}, r"in \[0, 3,650\], got 40,000; to keep .* 'lru'"),
+        ({"eviction": "ttl", "ttl_steps": -1}, "ttl_steps: expected an integer in"),
+        ({"initial_rows": -1}, "initial_rows: expected at least 0"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused(settings: dict[str, object], message: str) -> None:
