@@ -27,6 +27,8 @@ _AUC_BAND = 0.01
 # Odds so many times off, with every prediction on the same side of the labels' mean.
 _ODDS = 3.0
 _INPUT_WAIT = 0.5
+# Of the ids that were to get a row in an interval; of all occurrences of ids in it.
+_FAILED, _PUSHED_OUT = 0.01, 0.1
 
 ADVICE = {
     "nonfinite_loss": (
@@ -54,6 +56,15 @@ ADVICE = {
         "Nothing is learnt from them. Likely causes: a weight column that is 0 or not filled in; a "
         "label that is null. Way out: look at the ingestion statistics of the days; remove the "
         "label, or its weight, from the schema."
+    ),
+    "failed_inserts": (
+        "Likely causes: more different ids in one batch than the table has rows; eviction 'none' "
+        "and a full table. Way out: raise its num_embeddings to a fifth more than the ids that are "
+        "to stay; let ids go (dynamic.eviction); admit fewer (min_occurrences, probability)."
+    ),
+    "crowded_table": (
+        "Vectors leave before they have learnt. Likely cause: far fewer rows than ids that come "
+        "back. Way out: raise its num_embeddings; admit fewer ids (min_occurrences, probability)."
     ),
     "input_bound": (
         "Likely causes: too few loader workers; slow storage; one large row group. Way out: raise "
@@ -154,6 +165,26 @@ def one_sided_predictions(record: Mapping[str, float]) -> dict[str, str]:
         "one_sided_predictions": f"every prediction is {side} the labels' mean, {label_mean:.6g} "
         f"(predictions: mean {mean:.6g}, from {least:.6g} to {most:.6g})"
     }
+
+
+def full_tables(table: str, counts: Mapping[str, int]) -> dict[str, str]:
+    """Return alarms of a dynamic table that cannot hold its ids.
+
+    counts: of an interval on all ranks, by their names in `embeddings/idmap.py`.
+    """
+    found = {}
+    failed, wanted = counts["failed"], counts["failed"] + counts["admitted"]
+    if failed > _FAILED * wanted:
+        found["failed_inserts"] = (
+            f"table {table!r}: {failed:,} of {wanted:,} ids that were to get a row found none, and "
+            "read one that they share"
+        )
+    pushed, seen = counts["evicted"], counts["ids"] - counts["missing"]
+    if pushed > _PUSHED_OUT * seen:
+        found["crowded_table"] = (
+            f"table {table!r}: with {pushed:,} of {seen:,} occurrences a new id pushed another out"
+        )
+    return found
 
 
 def _logit(probability: float) -> float:

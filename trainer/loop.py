@@ -187,7 +187,8 @@ class Trainer:
                 if self.step % self.config.log.interval_steps == 0 or self.step == end:
                     for line in kernels.news():
                         self.telemetry.say(f"attention by {line}")
-                    for message in self.weights.interval(self.step):
+                    rung = self.weights.interval(self.step) + self.tables.interval(self.step)
+                    for message in rung:
                         self.telemetry.say(message, loud=True)
                 if self.stopping and self.step < self.end_step:
                     self._stop()

@@ -49,6 +49,7 @@ RUN: dict[str, type | tuple[type, ...]] = {
     "routing_fingerprint": str,
     "telemetry": dict,
     "weights": dict,
+    "dynamic_tables": dict,
 }
 _NAME = re.compile(r"step-(\d+)|\.step-(\d+)\.replaced")
 _SHOWN = 5

@@ -54,6 +54,7 @@ def describe(trainer: Trainer) -> dict[str, Any]:
         "routing_fingerprint": routing_fingerprint(),
         "telemetry": trainer.telemetry.state_dict(),
         "weights": trainer.weights.state_dict(),
+        "dynamic_tables": trainer.tables.state_dict(),
     }
 
 
@@ -177,6 +178,7 @@ def restore_gathered(trainer: Trainer) -> None:
         trainer.saver.newest = manifest["step"], manifest.get("saved", 0.0)
         trainer.telemetry.load_state_dict(manifest["telemetry"], examples)
         trainer.tables.restore(manifest["out_of_range"])
+        trainer.tables.load_state_dict(manifest["dynamic_tables"])
         if manifest["position"] is not None:
             trainer.weights.load_state_dict(manifest["weights"])
         trainer.gathered = None

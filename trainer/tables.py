@@ -4,6 +4,8 @@
 Counting is off but for one step an interval: the first that can be counted, and then the first of
 each interval of the log. Its numbers are in the curve: lookup kernels, exchanges, ids and bytes, of
 all ranks together. At every evaluation the tables' statistics become a line of DIR/tables.jsonl.
+Dynamic tables count what comes and goes; each interval asks them whether they hold their ids, and
+checkpoints keep the counts, so that a run that was interrupted has those of all its steps.
 
 Shapes: R ranks.
 """
@@ -20,6 +22,8 @@ import torch.distributed as dist
 
 from embeddings.collection import EmbeddingLayer
 from embeddings.counters import Counters, Counts
+from embeddings.dynamic import dynamic_parts
+from embeddings.idmap import TOTALS
 from embeddings.stats import (
     Hits,
     IdWindow,
@@ -29,6 +33,7 @@ from embeddings.stats import (
     shard_stats,
 )
 from models.batch import Batch
+from trainer.alarms import ADVICE, full_tables
 from trainer.curves import append, truncate
 from trainer.parallelize import Parallel
 from trainer.run_folder import TABLES
@@ -39,7 +44,7 @@ class TableWatch:
     """Counts and statistics of one run's tables.
 
     Attributes: counts, of the latest sampled step, by name; empty before the first. numbers, of the
-    latest evaluation, by table, on rank 0.
+    latest evaluation, by table, on rank 0. first_steps, of alarms, by name.
     """
 
     def __init__(self, parallel: Parallel, runtime: Runtime, interval_steps: int) -> None:
@@ -53,6 +58,10 @@ class TableWatch:
         self._window = IdWindow(layer.schema)
         self._steps = 0
         self._before: Mapping[str, int] = {}
+        self._parts = {part.table.name: part.map for part in dynamic_parts(layer)}
+        self.first_steps: dict[str, int] = {}
+        self._ringing: set[tuple[str, str]] = set()
+        self._counted = {name: [0] * len(TOTALS) for name in self._parts}
 
     def start(self, output: Path, step: int) -> None:
         """Write to `output` from now on, after `step` finished steps."""
@@ -92,6 +101,48 @@ class TableWatch:
         if found["ids_in"]:
             found = {"features": len(self._layer.schema.sparse), **found}
             self.counts = {f"step_{name}": number for name, number in found.items()}
+
+    def interval(self, step: int) -> list[str]:
+        """End an interval with `step`; return the alarms that begin with it. Collective.
+
+        They are of dynamic tables that cannot hold their ids.
+        """
+        totals, found = self._totals(), {}
+        for table, now in totals.items():
+            new = [a - b for a, b in zip(now, self._counted[table], strict=True)]
+            for name, text in full_tables(table, dict(zip(TOTALS, new, strict=True))).items():
+                found[name, table] = f"ALARM {name} at step {step:,}: {text}. {ADVICE[name]}"
+        begun = [key for key in found if key not in self._ringing]
+        self._counted, self._ringing = totals, set(found)
+        for name, _ in begun:
+            self.first_steps.setdefault(name, step)
+        return [found[key] for key in begun]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what dynamic tables have counted and what rings, as plain data. Collective."""
+        return {
+            "totals": self._totals(),
+            "interval": self._counted,
+            "ringing": sorted(map(list, self._ringing)),
+            "first_steps": self.first_steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`, of any number of ranks; the first one gets what they counted."""
+        for name, table in self._parts.items():
+            table.totals.zero_()
+            if self._runtime.is_first:
+                table.totals += torch.tensor(state["totals"][name], device=table.totals.device)
+        self._counted, self.first_steps = dict(state["interval"]), dict(state["first_steps"])
+        self._ringing = {(name, table) for name, table in state["ringing"]}
+
+    def _totals(self) -> dict[str, list[int]]:
+        """Return what the dynamic tables have counted on all ranks, by table."""
+        if not self._parts:
+            return {}
+        total = torch.stack([table.totals for table in self._parts.values()])
+        dist.all_reduce(total, group=self._runtime.group)
+        return dict(zip(self._parts, total.tolist(), strict=True))
 
     def out_of_range(self, *counted: Mapping[str, int]) -> dict[str, int]:
         """Return how many ids of each feature of policy `count` were replaced. Collective.

@@ -17,6 +17,7 @@ WHOLE = {
     **{"rows": 1, "epoch": 0, "position": None, "train_seconds": 1.0, "wait_seconds": 0.0},
     **{"padded_rows": 0, "out_of_range": {}},
     **{"precision": {}, "ranks": [], "config": {}, "families": {}, "telemetry": {}, "weights": {}},
+    "dynamic_tables": {},
     **{f"{name}_fingerprint": "0" for name in ("schema", "config", "routing")},
     **SAVED,
 }

@@ -14,6 +14,7 @@ import pytest
 from embeddings.optimizer import set_table_updates, table_updates
 from tests.support import runs
 from tests.support.processes import Processes
+from trainer.alarms import ADVICE, full_tables
 from trainer.config import TrainConfig
 from trainer.loop import Trainer
 from trainer.runtime import Runtime
@@ -125,3 +126,15 @@ def test_the_updates_that_adam_counts_go_on_in_a_resumed_run_and_in_an_heir(
     )
     (counts,) = processes.run(_go_on, config, tmp_path / "run", heir, world_size=1)
     assert counts == [5 + 2, 5 + 2]  # what a checkpoint after two steps holds
+
+
+def test_a_dynamic_table_that_cannot_hold_its_ids_raises_an_alarm_with_the_way_out() -> None:
+    quiet = {"ids": 1000, "missing": 100, "admitted": 200, "failed": 2, "evicted": 80}
+    assert full_tables("item", quiet) == {}
+    (name, text), *more = full_tables("item", {**quiet, "failed": 3}).items()
+    assert name == "failed_inserts" and not more
+    assert "'item': 3 of 203 ids" in text and "num_embeddings" in ADVICE[name]
+    (name, text), *more = full_tables("item", {**quiet, "evicted": 91}).items()
+    assert name == "crowded_table" and not more
+    assert "91 of 900" in text and "num_embeddings" in ADVICE[name]
+    assert full_tables("item", dict.fromkeys(quiet, 0)) == {}
