@@ -25,6 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from embeddings.plans import GIB
+
 # Parts of a rank's fair share of cost, and of its memory, up to which a table stays whole.
 _COST_LIMITS = (0.25, 0.5, 1.0, 2.0, 4.0, float("inf"))
 _MEMORY_LIMITS = (1.0, 0.5, 0.25, 0.1)
@@ -168,8 +170,8 @@ def usage(places: Sequence[Place], machines: Machines) -> tuple[list[int], list[
 def advise(load: TableLoad, item: Place, machines: Machines) -> str:
     """Say what would make room for a table that has none."""
     needed, capacity = item.way.bytes, machines.capacity_bytes
-    size = f"{needed / 1e9:.2f} GB on each of {item.way.shards} ranks, a rank has "
-    text = f"{item.way.kind} needs {size}{capacity / 1e9:.2f} GB for tables; "
+    size = f"{needed / GIB:.2f} GiB on each of {item.way.shards} ranks, a rank has "
+    text = f"{item.way.kind} needs {size}{capacity / GIB:.2f} GiB for tables; "
     others = [way for way in ("row_wise", "table_row_wise") if way not in load.kinds]
     if item.way.kind != "row_wise" and others:
         return f"{text}allow {' or '.join(others)}, or lower num_embeddings or embedding_dim"
@@ -178,7 +180,7 @@ def advise(load: TableLoad, item: Place, machines: Machines) -> str:
         over = needed - total // machines.ranks  # ids and vectors on their way
         if over < capacity:
             return f"{text}use at least {-(-total // (capacity - over))} ranks, or shrink the table"
-        return f"{text}lower the batch size ({over / 1e9:.2f} GB are ids and vectors on their way)"
+        return f"{text}lower the batch size ({over / GIB:.2f} GiB are ids and vectors on their way)"
     return f"{text}other tables took the room: add ranks or memory"
 
 

@@ -16,6 +16,10 @@ from typing import Any, Literal
 from embeddings.plain import from_plain
 
 KEY = "sharding_plan"
+# Of a rank's memory, what is planned with: the rest is for the dense model, its optimizer and
+# batches.
+TABLE_SHARE = 0.8
+GIB, _MIB = 2**30, 2**20
 ShardingKind = Literal["table_wise", "row_wise", "table_row_wise", "column_wise"]
 
 
@@ -76,6 +80,17 @@ class Plan:
                     f"plan: table {table.table!r}: expected ranks from 0 to {self.world_size - 1}, "
                     f"got {list(table.ranks)}"
                 )
+            number = self._ranks_of(table.sharding)
+            if number is not None and len(set(table.ranks)) != number:
+                raise ValueError(
+                    f"plan: table {table.table!r}: expected {number} different ranks for "
+                    f"{table.sharding}, got {list(table.ranks)}"
+                )
+
+    def _ranks_of(self, kind: ShardingKind) -> int | None:
+        """Return on how many ranks a table of that kind is, None for any number."""
+        numbers = {"table_wise": 1, "row_wise": self.world_size}
+        return (numbers | {"table_row_wise": self.local_world_size}).get(kind)
 
     @property
     def fits(self) -> bool:
@@ -136,10 +151,10 @@ def differences(old: Plan, new: Plan) -> list[str]:
 def describe_plan(plan: Plan) -> str:
     """Return a text table: one line a table, then the totals, then the ranks' load."""
     rows = [
-        ("table", "sharding", "kernel", "rows x columns", "ranks", "MB/rank", "ms/step", "verdict")
+        ("table", "sharding", "kernel", "rows x columns", "ranks", "MiB/rank", "ms/step", "verdict")
     ]
     for t in sorted(plan.tables, key=lambda table: table.table):
-        shape, size = f"{t.rows} x {t.columns}", f"{t.bytes_per_rank / 1e6:.1f}"
+        shape, size = f"{t.rows} x {t.columns}", f"{t.bytes_per_rank / _MIB:.2f}"
         verdict = "fits" if t.fits else f"does not fit: {t.advice}"
         rows.append(
             (
@@ -158,10 +173,11 @@ def describe_plan(plan: Plan) -> str:
     mean_ms = sum(plan.rank_cost_ms) / len(plan.rank_cost_ms)
     lines.append(
         f"{len(plan.tables)} tables, {sum(t.rows for t in plan.tables):,} rows, "
-        f"{weights / 1e9:.2f} GB of weights on {plan.world_size} {plan.device} ranks; a rank holds "
-        f"{low / 1e9:.2f} to {top / 1e9:.2f} of {capacity / 1e9:.2f} GB; estimated lookups and "
-        f"exchange {mean_ms:.2f} ms a step on average, {max(plan.rank_cost_ms):.2f} on the busiest "
-        "rank"
+        f"{weights / GIB:.2f} GiB of weights on {plan.world_size} {plan.device} ranks; a rank "
+        f"holds {low / GIB:.2f} to {top / GIB:.2f} of {capacity / GIB:.2f} GiB for tables (of its "
+        f"{capacity / TABLE_SHARE / GIB:.2f} GiB, {1 - TABLE_SHARE:.0%} are for the dense model, "
+        f"its optimizer and batches); estimated lookups and exchange {mean_ms:.2f} ms a step on "
+        f"average, {max(plan.rank_cost_ms):.2f} on the busiest rank"
     )
     lines.append(
         f"does not fit: {left_out} of {len(plan.tables)} tables" if left_out else "everything fits"

@@ -34,6 +34,7 @@ from embeddings.loads import KINDS, table_loads
 from embeddings.placement import Machines, TableLoad, advise, place, usage
 from embeddings.plans import (
     KEY,
+    TABLE_SHARE,
     Plan,
     ShardingKind,
     TablePlan,
@@ -43,9 +44,6 @@ from embeddings.plans import (
 )
 from embeddings.sharders import sharding_plan
 
-# Share of memory that is kept for the dense model, its optimizer and batches.
-_RESERVED = 0.2
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingConfig:
@@ -54,7 +52,8 @@ class ShardingConfig:
     sharding_types: kinds it may choose from for every table; `table_row_wise` needs GPUs. On one
       rank every table is `table_wise`.
     tables: per table, the one kind it must get.
-    device_memory_bytes: memory of a GPU for tables and activations; 0 for TorchRec's default.
+    device_memory_bytes: memory of a GPU, of which four fifths are for tables, the rest for the
+      dense model, its optimizer and batches; 0 for TorchRec's default.
     host_memory_bytes: main memory per rank; 0 for TorchRec's default. With GPUs it takes the tables
       that device memory has no room for, slower by far; 0 there for none.
     unpool_ids: whether tables of single ids are read like sequences, one vector per id
@@ -213,8 +212,8 @@ def _machines(config: ShardingConfig, topology: Topology, batch_size: int) -> Ma
         ranks=topology.world_size,
         local_ranks=topology.local_world_size,
         batch_size=batch_size,
-        capacity_bytes=int(capacity * (1 - _RESERVED)),
-        spill_bytes=int(spill * (1 - _RESERVED)),
+        capacity_bytes=int(capacity * TABLE_SHARE),
+        spill_bytes=int(spill * TABLE_SHARE),
         memory_speed=topology.ddr_mem_bw if on_cpu else topology.hbm_mem_bw,
         spill_speed=topology.hbm_to_ddr_mem_bw,
         local_speed=topology.intra_host_bw,

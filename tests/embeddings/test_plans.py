@@ -204,6 +204,8 @@ def test_a_checkpoint_of_another_plan_is_refused_where_that_is_asked() -> None:
         ({"ranks": [9]}, "expected ranks from 0 to 1, got \\[9\\]"),
         ({"ranks": [-1]}, "expected ranks from 0 to 1, got \\[-1\\]"),
         ({"ranks": []}, "expected ranks from 0 to 1, got \\[\\]"),
+        ({"sharding": "row_wise", "ranks": [0]}, "expected 2 different ranks for row_wise, got"),
+        ({"sharding": "table_wise", "ranks": [0, 1]}, "expected 1 different ranks for table_wise"),
         ({"sharding": "nope"}, "expected one of .*'table_wise'.*, got 'nope'"),
         ({"kernel": "dense"}, "expected one of .*'fused'.*, got 'dense'"),
     ],

@@ -102,7 +102,7 @@ def test_a_described_plan_names_kind_ranks_memory_cost_and_verdict_of_each_table
     config = ShardingConfig(tables={"item": "row_wise"})
     lines = describe_plan(plan_tables(_model(), config, config.topology(2, 2, "cpu"))).splitlines()
     assert lines[0] == (
-        "table   sharding    kernel  rows x columns  ranks  MB/rank  ms/step  verdict"
+        "table   sharding    kernel  rows x columns  ranks  MiB/rank  ms/step  verdict"
     )
     row = next(line.split() for line in lines if line.startswith("item"))
     assert row[:7] == ["item", "row_wise", "fused", "60", "x", "16", "0,1"]
