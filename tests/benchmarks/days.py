@@ -9,7 +9,8 @@ trained does not depend on it). Prints the resident memory per day, and per pred
 loss and calibration, and of the dynamic tables how many ids hold a row, how many came and left
 since the day predicted before, and which share of the ids of the predicted day (of its first
 batches) had a row of their own. At the end the mean AUC by rows, and the largest memory after the
-second trained day over that of the second day. What is free is given back before memory is read.
+second trained day over that of the second day. Memory is read after a day's training, once what is
+free is given back; predictions keep some of their own, so read it with the last day as DAY.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def run(config: TrainConfig, started: runtime.Runtime, first: str) -> Iterator[d
             schedule.apply(number)
             pipeline.progress(today)
         step = end
-        found: dict[str, Any] = {"day": day}
+        found: dict[str, Any] = {"day": day, "bytes": resident_bytes()}
         if day >= first:
             with Hits(model.model) as hits:
                 tested = open_loader(on_days(config, "", day), started, train=False)
@@ -86,7 +87,7 @@ def run(config: TrainConfig, started: runtime.Runtime, first: str) -> Iterator[d
                 part.table.name: table_numbers(part, hits.numbers(), before)
                 for part in dynamic_parts(model.model)
             }
-        yield {**found, "bytes": resident_bytes()}
+        yield found
 
 
 def table_numbers(
