@@ -5,9 +5,13 @@
                                                           [--steps 50] [setting value ...]
 
 LOGS: `python -m pipelines.synthesize LOGS`. A line a choice: the largest relative difference of a
-step's loss from that of `ddp`, the largest number of bytes that dense weights, gradients and
-optimizer states (all tensors of the process that were not there before the model's dense part was
-built, tables and activations aside) took between backward and step, and the median time of a step.
+step's loss from that of `ddp`; the bytes that dense weights, gradients and optimizer states (all
+tensors of the process that were not there before the model's dense part was built, tables and
+activations aside) took between backward and step; the most they took within backward, with what it
+holds for a while (gradients of activations too, which are the same under every choice); and the
+median time of a step. Stages 1 and 2 hold the same once backward is over, since an engine of stage
+1 then lets go of what is not its share: they differ within it, where only stage 2 lets go as it
+goes.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.batch import Batch
 from trainer.build import build_training, open_loader
@@ -60,11 +65,37 @@ def live_storages() -> dict[int, int]:
     return found
 
 
+class Peak(TorchDispatchMode):
+    """Sees every operation of a backward, and at each tenth how many bytes are new since it began.
+
+    known: addresses of storages that are not counted.
+    """
+
+    def __init__(self, known: set[int]) -> None:
+        super().__init__()
+        self._known, self._count, self.bytes = known, 0, 0
+
+    def __torch_dispatch__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._count += 1
+        if self._count % 10 == 0:
+            self.bytes = max(self.bytes, new_bytes(self._known))
+        return result
+
+
+def new_bytes(known: set[int]) -> int:
+    """Return the bytes of the storages that are not at `known` addresses."""
+    return sum(size for address, size in live_storages().items() if address not in known)
+
+
 def measure(config: TrainConfig, batches: list[Batch], runtime: Runtime) -> dict[str, Any]:
     """Train on `batches`; return losses, bytes and milliseconds of this rank."""
     torch.manual_seed(runtime.seed)
     gc.collect()
     known = set(live_storages())
+    gc.freeze()  # what is there already need not be looked through again
     training = build_training(config, runtime)
     tables = [
         *training.parallel.module.state_dict().values(),
@@ -74,17 +105,24 @@ def measure(config: TrainConfig, batches: list[Batch], runtime: Runtime) -> dict
         if isinstance(table, ShardedTensor):
             known |= {s.tensor.untyped_storage().data_ptr() for s in table.local_shards()}
     sizes: list[int] = []
+    peaks: list[int] = []
     backward = training.precision.backward
 
     def watched(loss: Tensor, weight_sum: Tensor) -> None:
-        backward(loss, weight_sum)
+        if len(sizes) == 2:  # when states are there and the first steps' extras are gone
+            gc.collect()
+            before = set(live_storages())
+            with Peak(before) as peak:
+                backward(loss, weight_sum)
+            peaks.append(peak.bytes)
+        else:
+            backward(loss, weight_sum)
         if len(sizes) < 3:
             gc.collect()
-            storages = live_storages().items()
-            sizes.append(sum(size for address, size in storages if address not in known))
+            sizes.append(new_bytes(known))
 
     training.precision.backward = watched
-    losses, times = [], []
+    losses, times, held = [], [], 0
     feed = iter(batches)
     for _ in batches:
         began = time.perf_counter()
@@ -92,7 +130,16 @@ def measure(config: TrainConfig, batches: list[Batch], runtime: Runtime) -> dict
         assert training.pipeline.last_step is not None
         losses.append(training.pipeline.last_step.loss)
         times.append(time.perf_counter() - began)
-    return {"losses": losses, "bytes": sizes[-1], "ms": 1e3 * statistics.median(times)}
+        if len(losses) == 2:  # between steps: no gradients, no activations
+            gc.collect()
+            held = new_bytes(known)
+    gc.unfreeze()
+    return {
+        "losses": losses,
+        "bytes": sizes[-1],
+        "peak": held + peaks[-1],
+        "ms": 1e3 * statistics.median(times),
+    }
 
 
 def main() -> None:
@@ -116,7 +163,8 @@ def main() -> None:
         if runtime.is_first:
             print(
                 f"{options.recipe}  {name:<12}  loss differs by {worst:.1e}  "
-                f"{found['bytes'] / 1e6:8.2f} MB  {found['ms']:7.1f} ms",
+                f"{found['bytes'] / 1e6:8.2f} MB  {found['peak'] / 1e6:8.2f} MB within backward  "
+                f"{found['ms']:7.1f} ms",
                 flush=True,
             )
     runtime.stop()
