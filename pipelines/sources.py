@@ -29,6 +29,7 @@ _TSV = (".tsv", ".tsv.gz", ".tsv.zst", ".tsv.bz2")
 # Malformed rows in a row, beyond which they are no longer taken for exceptions.
 _TAKEN = "inside a quote that a row before opened"
 _MOST_WAITING = 1_000_000
+_HEAD_BYTES = 64 << 10
 _TEXT = (".csv", ".csv.gz", ".csv.zst", ".csv.bz2", ".txt", ".txt.gz", *_TSV)
 
 
@@ -125,8 +126,7 @@ class Source:
     def _read_schema(self) -> pa.Schema:
         try:
             if self.is_text:
-                with self._open_text([], []) as reader:
-                    return pa.schema([(name, pa.string()) for name in reader.schema.names])
+                return pa.schema([(name, pa.string()) for name in self._text_names()])
             with pq.ParquetFile(self._open()) as file:
                 return file.schema_arrow
         except (pa.ArrowException, OSError) as error:
@@ -134,6 +134,15 @@ class Source:
             raise ValueError(
                 f"{self.path}: cannot be read as {what}: {_first_line(error)}{self._way_out(error)}"
             ) from error
+
+    def _text_names(self) -> list[str]:
+        """Return the columns' names, from few bytes where the first rows fit into them."""
+        try:
+            with self._open_text([], [], min(_HEAD_BYTES, self.config.block_bytes)) as reader:
+                return reader.schema.names
+        except pa.ArrowInvalid:
+            with self._open_text([], []) as reader:
+                return reader.schema.names
 
     def _parquet_rows(self, columns: list[str]) -> Iterator[RawRows]:
         first = 1
@@ -167,7 +176,7 @@ class Source:
                 yield RawRows(nothing, np.empty(0, np.int64), malformed)
 
     def _open_text(
-        self, columns: list[str], malformed: list[tuple[int, str, str]]
+        self, columns: list[str], malformed: list[tuple[int, str, str]], block_bytes: int = 0
     ) -> csv.CSVStreamingReader:
         header_rows = 0 if self.config.columns else 1
 
@@ -194,7 +203,7 @@ class Source:
             # Row numbers are known to a single parser only.
             csv.ReadOptions(
                 use_threads=False,
-                block_size=self.config.block_bytes,
+                block_size=block_bytes or self.config.block_bytes,
                 column_names=list(self.config.columns) or None,
             ),
             csv.ParseOptions(delimiter=self._delimiter(), invalid_row_handler=skip),
