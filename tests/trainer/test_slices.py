@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Slices by columns that the schema does not read: every row once, in its slice, on any ranks."""
 
+import collections
+import decimal
 import json
 
 import numpy as np
@@ -9,12 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from embeddings.schema import Label, Schema, SparseFeature, Table
 from tests.support import runs
+from trainer.data.loader import LoaderConfig
 from trainer.data.parquet import discover
 from trainer.data.slicing import find_slices
 from trainer.evaluate import Detail, evaluate, evaluate_checkpoint, open_checkpoint
 from trainer.manifest import complete
 from trainer.schemas import demo
+from trainer.slices import _side_schema
 
 SLICES = ("note", "price", "day", "user_id", "country")
 
@@ -104,3 +109,77 @@ def test_numbers_are_cut_into_bins_of_about_equal_rows(logs):
     values = values[~np.isnan(values)]
     counts = np.bincount(np.searchsorted(slicing.edges, values, "right"), minlength=10)
     assert counts.max() < 0.25 * len(values)  # one price is that of a fifth of the rows
+
+
+def rows_by_slice(folder, *parts):
+    """Return how many rows each slice of column `x` has, as the loader reads them."""
+    folder.mkdir()
+    for number, part in enumerate(parts):
+        item = pa.array(np.arange(len(part)))
+        table = pa.table({"item_id": item, "click": pa.array(item.to_numpy() % 2), "x": part})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=20)
+    schema = Schema(
+        tables=(Table(name="item", num_embeddings=64, embedding_dim=4),),
+        sparse=(SparseFeature(name="item_id", table="item"),),
+        labels=(Label(name="click"),),
+    )
+    slicing = find_slices("x", discover(folder, None, schema), schema)
+    assert len({*slicing.names}) == len(slicing.names), "each has a name of its own"
+    side = _side_schema(slicing, schema)
+    config = LoaderConfig(batch_size=16, num_workers=0, order="none")
+    loader = config.build(discover(folder, None, side), side, rank=0, world_size=1, seed=0)
+    found = collections.Counter(slicing.names[i] for batch in loader for i in slicing.of(batch))
+    loader.close()
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        # Texts that are called as the slices of nulls and of others are.
+        (
+            [pa.array(["null", "others", None, "a"] * 3)],
+            {"'null'": 3, "'others'": 3, "null": 3, "a": 3},
+        ),
+        # Few numbers that are not whole, and decimals, each a slice.
+        (
+            [pa.array([0.5, 1.5, 1.5, None, float("nan")])],
+            {"0.5": 1, "1.5": 2, "null": 2},
+        ),
+        (
+            [pa.array([decimal.Decimal("1.5"), None, decimal.Decimal("2.0")])],
+            {"1.5": 1, "2": 1, "null": 1},
+        ),
+        ([pa.array([1, 2]), pa.array([1.5, 2.0])], {"1": 1, "1.5": 1, "2": 2}),
+        # Ids beyond 2^53, which no float tells apart.
+        (
+            [pa.array([2**60, 2**60 + 1, 2**60 + 1])],
+            {str(2**60): 1, str(2**60 + 1): 2},
+        ),
+        # Nothing but nulls in the first file.
+        ([pa.nulls(2), pa.array(["x", "y"])], {"x": 1, "y": 1, "null": 2}),
+    ],
+)
+def test_every_row_is_in_the_slice_of_its_value(parts, expected, tmp_path):
+    assert rows_by_slice(tmp_path / "log", *parts) == expected
+
+
+def test_bins_of_large_numbers_that_lie_close_have_names_of_their_own(tmp_path):
+    found = rows_by_slice(tmp_path / "log", pa.array(1_507_766_400_000 + np.arange(100) * 250_000))
+    assert sum(found.values()) == 100
+    assert max(found.values()) <= 12
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([pa.array([1, 2]), pa.array(["x", "y"])], "expected one kind of values, got integer in"),
+        ([pa.array([0.5, float("inf")])], "expected finite 32-bit numbers, got inf"),
+        ([pa.array([0.5, 1e39])], r"expected finite 32-bit numbers, got 1e\+39"),
+    ],
+)
+def test_values_that_no_slice_can_hold_are_refused_before_anything_is_read(
+    parts, message, tmp_path
+):
+    with pytest.raises(ValueError, match=f"--slice-by x: {message}"):
+        rows_by_slice(tmp_path / "log", *parts)

@@ -28,6 +28,7 @@ _TOP = 20
 _BINS = 10
 _MAX_VALUES = 1_000_000
 _IDS = ("text", "date")
+_RESERVED = ("others", "null")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,47 +61,91 @@ def find_slices(column: str, files: Sequence[LogFile], schema: Schema) -> Slicin
     """Count a column's values in the test files and choose the slices.
 
     Raises:
-        ValueError: there is no such column, or it has no single value a row.
+        ValueError: there is no such column, it has no single value a row, a number is not finite,
+            or it is text in one file and a number in another.
     """
+    kind = _kind(column, files)
+    used = {one.column for one in schema.sparse if one.transform in ("hash", "identity")}
+    as_ids = kind in _IDS or (kind == "integer" and column in {*used, schema.user})
+    values, counts = _count(column, files, kind)
+    if kind == "float" and not (np.abs(values) <= np.finfo(np.float32).max).all():
+        bad = values[np.argmax(np.abs(values))]
+        raise ValueError(
+            f"--slice-by {column}: expected finite 32-bit numbers, got {bad:g} in the test rows; "
+            "choose another column, or write such values as nulls"
+        )
+    if not as_ids and len(values) > _TOP:
+        shares = np.cumsum(counts) / counts.sum()
+        edges = _narrow(np.interp(np.linspace(0, 1, _BINS + 1)[1:-1], shares, values))
+        ends = _written(edges)
+        names = [f"below {ends[0]}", *(f"{a} to {b}" for a, b in itertools.pairwise(ends))]
+        return _bins(column, edges, [*names, f"from {ends[-1]}"])
+    if kind == "float":  # few: each is a slice
+        values = _narrow(values)
+        return _bins(column, values[1:], _written(values))
+    top = np.argsort(-counts, kind="stable")[:_TOP]
+    ids = values[top]
+    labels = _names(column, files, ids) if kind in _IDS else [str(one) for one in ids.tolist()]
+    order = np.argsort(ids)
+    return Slicing(
+        column=column,
+        names=(*(repr(one) if one in _RESERVED else one for one in labels), *_RESERVED),
+        keys=ids[order] if len(ids) else np.array([MISSING_ID]),
+        codes=order if len(ids) else np.zeros(1, np.int64),
+    )
+
+
+def _kind(column: str, files: Sequence[LogFile]) -> str:
+    """Return what a column holds in all files: text, date, integer, float, or nothing but nulls.
+
+    Raises:
+        ValueError: as `find_slices`.
+    """
+    kinds: dict[str, str] = {}
     for file in files:
         columns = pq.read_schema(file.path)
-        if column not in columns.names:
+        times = columns.names.count(column)
+        if not times:
             days = " (`day` slices logs in dt=YYYY-MM-DD folders)" if column == DAY else ""
             raise ValueError(
                 f"--slice-by {column}: {file.path} has no such column"
                 f"{suggest(column, columns.names)}{days}; columns: {columns.names}"
             )
-        kind = kind_of(columns.field(column).type)
+        type_ = columns.field(column).type if times == 1 else f"{times} columns of that name"
+        kind = kind_of(type_) if isinstance(type_, pa.DataType) else ""
         if kind not in ("integer", "float", "decimal", "null", *_IDS):
             raise ValueError(
                 f"--slice-by {column}: expected a column of ids or numbers, one a row, got "
-                f"{columns.field(column).type} in {file.path}; choose another"
+                f"{type_} in {file.path}; choose another"
             )
-    used = {one.column for one in schema.sparse if one.transform in ("hash", "identity")}
-    kind = kind_of(pq.read_schema(files[0].path).field(column).type)
-    as_ids = kind in _IDS or (kind == "integer" and column in {*used, schema.user})
-    values, counts = _count(column, files, as_ids)
-    if not as_ids and len(values) > _TOP:
-        steps = np.interp(
-            np.linspace(0, 1, _BINS + 1)[1:-1], np.cumsum(counts) / counts.sum(), values
+        kinds.setdefault("float" if kind == "decimal" else kind, file.path)
+    kinds.pop("null", None)
+    if len(kinds) > 1 and kinds.keys() != {"integer", "float"}:
+        (one, first), (other, second) = list(kinds.items())[:2]
+        raise ValueError(
+            f"--slice-by {column}: expected one kind of values, got {one} in {first} and {other} "
+            f"in {second}; choose another, or write one of the files again"
         )
-        edges = np.unique(steps.astype(np.float32)).astype(np.float64)
-        ends = [f"{value:g}" for value in edges]
-        names = [f"below {ends[0]}", *(f"{a} to {b}" for a, b in itertools.pairwise(ends))]
-        empty = np.empty(0, np.int64)
-        names += [f"from {ends[-1]}", "null"]
-        return Slicing(column=column, names=tuple(names), keys=empty, codes=empty, edges=edges)
-    top = np.argsort(-counts, kind="stable")[:_TOP]
-    ids = values[top].astype(np.int64)
-    labels = [f"{value:g}" if kind == "float" else str(value) for value in values[top].tolist()]
-    if kind in _IDS:
-        labels = _names(column, files, ids)
-    order = np.argsort(ids)
-    return Slicing(
-        column=column,
-        names=(*labels, "others", "null"),
-        keys=ids[order] if len(ids) else np.array([MISSING_ID]),
-        codes=order if len(ids) else np.zeros(1, np.int64),
+    return "float" if "float" in kinds else next(iter(kinds), "null")
+
+
+def _bins(column: str, edges: NDArray[np.float64], names: Sequence[str]) -> Slicing:
+    """Return slices of numbers between edges."""
+    empty = np.empty(0, np.int64)
+    return Slicing(column=column, names=(*names, "null"), keys=empty, codes=empty, edges=edges)
+
+
+def _narrow(values: NDArray) -> NDArray[np.float64]:
+    """Return the distinct values as the loader has them, in single precision."""
+    return np.unique(values.astype(np.float32)).astype(np.float64)
+
+
+def _written(values: NDArray[np.float64]) -> list[str]:
+    """Return numbers in as few digits as tell them apart."""
+    return next(
+        texts
+        for digits in range(6, 18)
+        if len({*(texts := [f"{value:.{digits}g}" for value in values])}) == len(values)
     )
 
 
@@ -111,16 +156,17 @@ def _chunks(column: str, files: Sequence[LogFile]) -> Iterator[pa.Array]:
                 yield batch.column(0)
 
 
-def _count(column: str, files: Sequence[LogFile], as_ids: bool) -> tuple[NDArray, NDArray]:
+def _count(column: str, files: Sequence[LogFile], kind: str) -> tuple[NDArray, NDArray]:
     """Return the distinct values of a column, ascending, and how many rows have each.
 
     Beyond a million values the rarer half is given up: they are no slices of their own.
     """
-    values, counts = np.empty(0, np.int64 if as_ids else np.float64), np.empty(0, np.int64)
+    exact = kind != "float"
+    values, counts = np.empty(0, np.int64 if exact else np.float64), np.empty(0, np.int64)
     for chunk in _chunks(column, files):
         present = chunk.drop_null()
-        found = to_integers(present, column)[0] if as_ids else to_floats(present)
-        found = found if as_ids else found[np.isfinite(found)]
+        found = to_integers(present, column)[0] if exact else to_floats(present)
+        found = found if exact else found[~np.isnan(found)]
         new, times = np.unique(found, return_counts=True)
         values, place = np.unique(np.concatenate([values, new]), return_inverse=True)
         counts = np.bincount(place, np.concatenate([counts, times])).astype(np.int64)
