@@ -114,8 +114,8 @@ def profile(name: str, column: pa.Array, scale: float) -> Profile:
         middle=float(np.median(numbers)) if len(numbers) else math.nan,
         finite=finite,
         lengths=(float(lengths.mean()), int(np.quantile(lengths, 0.99)), int(lengths.max())),
-        text_length=float(pc.mean(pc.utf8_length(present)).as_py()) if is_text else 0.0,
-        is_date_text=is_text and bool(pc.all(pc.match_substring_regex(present, _DATE)).as_py()),
+        text_length=_mean_length(present) if is_text else 0.0,
+        is_date_text=is_text and _are_dates(present),
         hashes=hashes,
         examples=tuple(str(value) for value in present.slice(0, 64).unique().to_pylist()[:_SHOWN]),
     )
@@ -165,6 +165,19 @@ def overlap(part: Profile, whole: Profile) -> float:
     """Return the share of the distinct values of `part` that `whole` has too."""
     common = np.intersect1d(part.hashes, whole.hashes, assume_unique=True)
     return len(common) / max(len(part.hashes), 1)
+
+
+def _is_bytes(text: pa.Array) -> bool:
+    return pa.types.is_binary(text.type) or pa.types.is_large_binary(text.type)
+
+
+def _mean_length(text: pa.Array) -> float:
+    lengths = pc.binary_length(text) if _is_bytes(text) else pc.utf8_length(text)
+    return float(pc.mean(lengths).as_py())
+
+
+def _are_dates(text: pa.Array) -> bool:
+    return not _is_bytes(text) and bool(pc.all(pc.match_substring_regex(text, _DATE)).as_py())
 
 
 def _is_whole(numbers: NDArray[np.float64]) -> bool:

@@ -132,9 +132,18 @@ def _assign_time(roles: Roles, sample: Sample, choices: Choices) -> None:
             f"timestamp {asked!r}: expected times since 1970 (integers), an Arrow timestamp or "
             f"ISO dates, got {one.kind}, such as {', '.join(one.examples)}"
         )
-    chosen = chosen or max(times, key=lambda one: one.distinct, default=None)
+    # Training reads no row without a time; ingestion sets such rows apart.
+    whole = [one for one in times if sample.is_text or not one.nulls]
+    if chosen is not None and chosen not in whole:
+        raise ValueError(
+            f"timestamp {asked!r}: expected a time in every row, got none in "
+            f"{chosen.nulls / chosen.rows:.1%} of them; choose another, or write the log again"
+        )
+    chosen = chosen or max(whole, key=lambda one: one.distinct, default=None)
     for one in times:
-        roles.leave_out(one.name, "a time; the rows' own is another column")
+        missing = f"a time, and {one.nulls / one.rows:.1%} of the rows have none"
+        reason = "a time; the rows' own is another column" if one in whole else missing
+        roles.leave_out(one.name, reason)
     if chosen is None:
         return
     del roles.left_out[chosen.name]

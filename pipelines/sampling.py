@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pipelines.casting import split_text
 from pipelines.parsing import looks_like, parse_integers
 from pipelines.sources import SourceConfig, list_sources
-from trainer.data.columns import kind_of
+from trainer.data.columns import is_list, kind_of, read_lists
 from trainer.data.parquet import day_of
 
 pc: Any = pyarrow.compute
@@ -78,7 +78,9 @@ def read_sample(paths: list[str], config: SourceConfig | None = None, rows: int 
         )
     sample = _read_text(kept, config, rows) if text else _read_parquet(kept, rows)
     if not sample.rows:
-        raise ValueError(f"{paths[0]}: expected rows, got {len(found)} files without any")
+        raise ValueError(
+            f"{paths[0]}: expected rows, got {len(found)} files without any; check the log"
+        )
     total = round(sample.total_rows * len(found) / len(kept))
     values = {**vars(sample), "total_rows": total, "files": len(found), "days": days}
     return Sample(**values)
@@ -136,12 +138,16 @@ def _read_column(
 ) -> pa.Array | str:
     """Return a column of the sample, or why it cannot be used."""
     types = []
+    if not name:
+        return "it has no name"
     for file, path in zip(files, paths, strict=True):
+        times = file.schema_arrow.names.count(name)
+        if times > 1:
+            return f"{Path(path).name} has {times} columns of that name"
         if name not in file.schema_arrow.names:
             return f"{Path(path).name} has no such column, and every file must"
         types.append(file.schema_arrow.field(name).type)
-    kinds = [kind_of(type_) for type_ in types]
-    known = [i for i, kind in enumerate(kinds) if kind != "null"]
+    known = [i for i, type_ in enumerate(types) if kind_of(_entry(type_)) != "null"]
     if not known:
         return "it holds nothing but nulls"
     family = {_family(types[i]) for i in known}
@@ -158,24 +164,52 @@ def _read_column(
         batches = file.iter_batches(rows, row_groups=[number], columns=[name])
         column = next(batches).column(0)
         size += column.nbytes
-        chunks.append(column.dictionary_decode() if pa.types.is_dictionary(column.type) else column)
+        chunks.append(_plain(column))
         if size > _COLUMN_BYTES:
             break
-    type_ = next((chunk.type for chunk in chunks if chunk.type != pa.null()), pa.null())
+    if not chunks:
+        return "there are no rows"
+    held = (chunk.type for chunk in chunks if kind_of(_entry(chunk.type)) != "null")
+    type_ = next(held, chunks[0].type)
     if any(chunk.type != type_ for chunk in chunks):
-        wide = pa.float64() if family == {"number"} and "float" in kinds else type_
+        wide = type_
+        if any("float" in (kind_of(one), kind_of(_entry(one))) for one in types):
+            wide = pa.large_list(pa.float64()) if is_list(type_) else pa.float64()
         chunks = [chunk.cast(wide, safe=False) for chunk in chunks]
     return pa.concat_arrays(chunks)
 
 
-_READABLE = {"number", "text", "date", "timestamp", "list of number", "list of text"}
+def _plain(column: pa.Array) -> pa.Array:
+    """Return a column without dictionaries, in lists neither, and without views."""
+    if isinstance(column, pa.DictionaryArray):
+        column = column.dictionary_decode()
+    views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    if column.type in views:
+        return column.cast(views[column.type])
+    if is_list(column.type) and (
+        column.type.value_type in views or pa.types.is_dictionary(column.type.value_type)
+    ):
+        lists = read_lists(column)
+        ends = pa.array(np.concatenate([[0], np.cumsum(lists.lengths)]))
+        mask = column.is_null() if column.null_count else None
+        return pa.LargeListArray.from_arrays(ends, _plain(lists.values()), mask=mask)
+    return column
+
+
+# No id is a decimal, so that a column that is one in some files is none that all have.
+_SCALARS = ("number", "decimal", "text")
+_READABLE = {*_SCALARS, "date", "timestamp", *(f"list of {one}" for one in _SCALARS)}
+
+
+def _entry(type_: pa.DataType) -> pa.DataType:
+    return type_.value_type if is_list(type_) else type_
 
 
 def _family(type_: pa.DataType) -> str:
     kind = kind_of(type_)
     if kind == "list":
         return f"list of {_family(type_.value_type)}"
-    return "number" if kind in ("integer", "float", "decimal") else kind
+    return "number" if kind in ("integer", "float") else kind
 
 
 def _read_text(paths: list[str], config: SourceConfig, rows: int) -> Sample:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Schemas proposed for logs: what each column becomes, and that the file trains as it is."""
 
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from pipelines.sampling import read_sample
 from pipelines.schema import main
 from tests.support import runs
 from trainer.config import apply_overrides, load_recipe
+from trainer.data.parquet import discover
 from trainer.own_log import choose_split
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -135,6 +137,83 @@ def test_a_log_without_a_label_is_refused_and_says_which_file_lacks_it(tmp_path)
     pq.write_table(log(100, click=None, like=None), tmp_path / "b.parquet")
     with pytest.raises(ValueError, match=r"--label.*click cannot be: b\.parquet has no such col"):
         propose(read_sample([str(tmp_path)]))
+
+
+def few(**columns):
+    """Eight rows with a user and a label, and `columns`."""
+    fixed = {"user_id": pa.array([1, 2] * 4), "click": pa.array([0, 0, 1, 1] * 2)}
+    return pa.table({**fixed, **columns})
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        (pa.array([bytes([200, i]) for i in range(8)]), "id"),  # no UTF-8
+        (pa.array([f"x{i}" for i in range(8)], pa.string_view()), "id"),
+        (pa.array([f"x{i % 3}" for i in range(8)]).dictionary_encode(), "id"),
+        (
+            pa.ListArray.from_arrays(
+                pa.array(range(9), pa.int32()), pa.array(["x", "y"] * 4).dictionary_encode()
+            ),
+            "bag",
+        ),
+        (pa.array([["x", None], None, []] + [["y"]] * 5, pa.list_(pa.string_view())), "bag"),
+    ],
+)
+def test_every_way_to_keep_strings_becomes_ids_that_load(column, kind, tmp_path):
+    pq.write_table(few(odd=column), tmp_path / "log.parquet")
+    path = tmp_path / "schema.yaml"
+    assert main([str(tmp_path / "log.parquet"), "--output", str(path)]) == 0
+    schema = load_schema(path)
+    assert {one.name: one.kind for one in schema.sparse}["odd"] == kind
+    discover(tmp_path / "log.parquet", None, schema)
+
+
+@pytest.mark.parametrize(
+    ("tables", "name", "reason"),
+    [
+        ([few(**{"": pa.array(range(8))})], "", "it has no name"),
+        (
+            [
+                pa.Table.from_arrays(
+                    [*few(a=pa.array(range(8))).columns, pa.array(range(8))],
+                    names=["user_id", "click", "a", "a"],
+                )
+            ],
+            "a",
+            "0.parquet has 2 columns of that name",
+        ),
+        (
+            [few(p=pa.array([Decimal(i) for i in range(8)])), few(p=pa.array([1.0] * 8))],
+            "p",
+            "it is decimal128",
+        ),
+        (
+            [few(ts=pa.array([START_MS, None] * 4, pa.timestamp("ms")))],
+            "ts",
+            "a time, and 50.0% of the rows have none",
+        ),
+    ],
+)
+def test_what_training_would_refuse_is_left_out_with_the_reason(tables, name, reason, tmp_path):
+    for number, table in enumerate(tables):
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+    proposal = propose(read_sample([str(tmp_path)]))
+    assert proposal.roles.left_out[name].startswith(reason)
+    assert proposal.schema.get("timestamp") is None
+
+
+def test_numbers_of_several_types_keep_their_fractions(tmp_path):
+    pq.write_table(few(x=pa.array([[1]] * 8)), tmp_path / "0.parquet")
+    pq.write_table(few(x=pa.array([[1.5]] * 8)), tmp_path / "1.parquet")
+    pq.write_table(few(x=pa.array([[]] * 8)), tmp_path / "2.parquet")
+    assert read_sample([str(tmp_path)]).columns["x"].values.to_pylist() == [1.0] * 8 + [1.5] * 8
+
+
+def test_a_log_without_rows_is_named(tmp_path, capsys):
+    pq.write_table(few().slice(0, 0), tmp_path / "log.parquet")
+    assert main([str(tmp_path)]) == 2
+    assert "expected rows, got 1 files without any" in capsys.readouterr().err
 
 
 def test_times_in_seconds_are_left_to_ingestion(tmp_path):
