@@ -294,5 +294,5 @@ def load_schema(path: str | Path) -> Schema:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: expected a schema as YAML, cannot read it: {error}") from error
     except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not valid YAML: {error}") from error
+        raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     return from_plain(Schema, values, str(path))

@@ -30,6 +30,8 @@ _KNOWN = {
 }
 # What takes effect there and has no counterpart here.
 _REMARKED = ("fill_na", "preprocess", "min_categr_count", "feature_encoder", "normalizer")
+_SIZES = ("vocab_size", "embedding_dim", "max_len")
+_LARGEST = 10**12
 _TYPES = ("categorical", "numeric", "sequence", "meta")
 _ITEM_SOURCES = ("item", "ad", "target")
 
@@ -43,41 +45,50 @@ def convert(values: dict[str, Any], dataset: str, num_embeddings: int, dim: int)
     Raises:
         ValueError: no such dataset, or a feature that cannot be read; its place is named.
     """
-    known = [name for name, part in values.items() if isinstance(part, dict)]
-    name = dataset or (known[0] if len(known) == 1 else "")
-    if name not in known:
-        way = "name one with --dataset" if not dataset else f"choose{suggest(dataset, known)}"
-        raise ValueError(f"dataset {dataset!r}: expected one of {known}; {way}")
-    part = values[name]
+    parts = {str(name): part for name, part in values.items() if isinstance(part, dict)}
+    name = dataset or (next(iter(parts)) if len(parts) == 1 else "")
+    if name not in parts:
+        raise ValueError(
+            f"dataset {dataset!r}: expected one of {list(parts)}{suggest(dataset, parts)}; name "
+            "one with --dataset"
+        )
+    part = parts[name]
+    features = part.get("feature_cols") or []
+    if not isinstance(features, list):
+        raise ValueError(
+            f"{name}.feature_cols: expected a list of features, got {type(features).__name__}"
+        )
     columns = []
-    for number, feature in enumerate(part.get("feature_cols") or ()):
+    for number, feature in enumerate(features):
         columns += _columns(feature, f"{name}.feature_cols[{number}]")
     labels = part.get("label_col")
     labels = labels if isinstance(labels, list) else [labels]
     if not columns or not all(isinstance(label, dict) and label.get("name") for label in labels):
         raise ValueError(
-            f"{name}: expected feature_cols and label_col with a name, got {sorted(part)}"
+            f"{name}: expected feature_cols and label_col with a name, got {sorted(map(str, part))}"
         )
     schema, remarks = _schema(columns, num_embeddings, dim)
-    schema["labels"] = [{"name": label["name"]} for label in labels]
+    schema["labels"] = [{"name": label["name"]} for label in labels if label]
     group = part.get("group_id")
     if group:
         schema["user"] = group
-    schema_from_dict(schema, f"the schema of {name}")
-    lines = [f"# {name}, imported from FuxiCTR's dataset configuration.", *remarks]
+    head = [f"{name}, imported from FuxiCTR's dataset configuration.", *remarks]
+    lines = [f"# {' '.join(line.split())}" for line in head]  # a remark never ends in its middle
     for key, value in schema.items():
         if isinstance(value, list):
             lines += [f"{key}:", *(f"  - {_flow(item)}" for item in value)]
         else:
             lines.append(f"{key}: {_flow(value)}")
-    return "\n".join(lines) + "\n", name
+    text = "\n".join(lines) + "\n"
+    schema_from_dict(yaml.safe_load(text), f"the schema of {name}")
+    return text, name
 
 
 def _columns(feature: Any, place: str) -> list[dict[str, Any]]:
     """Return one description a column of a feature, which may name several."""
     if not isinstance(feature, dict) or "name" not in feature:
         raise ValueError(f"{place}: expected a mapping with a name, got {feature!r}")
-    unknown = sorted(set(feature) - _KNOWN)
+    unknown = sorted({str(key) for key in feature} - _KNOWN)
     if unknown:
         raise ValueError(
             f"{place}.{unknown[0]}: not known here{suggest(unknown[0], _KNOWN)}; remove it, or say "
@@ -89,13 +100,28 @@ def _columns(feature: Any, place: str) -> list[dict[str, Any]]:
     if not feature.get("active", True) or kind == "meta":
         return []
     names = feature["name"] if isinstance(feature["name"], list) else [feature["name"]]
-    return [{**feature, "name": str(name), "type": kind} for name in names]
+    for name in (*names, feature.get("share_embedding") or ""):
+        if name is None or isinstance(name, dict | list):
+            raise ValueError(f"{place}: expected names of columns and tables, got {name!r}")
+    numbers = {key: _number(feature[key], f"{place}.{key}") for key in _SIZES if feature.get(key)}
+    return [{**feature, **numbers, "name": str(name), "type": kind} for name in names]
+
+
+def _number(value: Any, place: str) -> int:
+    """Return a whole number above zero, also if YAML took it for text (1e6)."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = 0.0
+    if not 1 <= number <= _LARGEST or number % 1:
+        raise ValueError(f"{place}: expected a whole number from 1 to {_LARGEST:,}, got {value!r}")
+    return int(number)
 
 
 def _schema(
     columns: Sequence[dict[str, Any]], num_embeddings: int, dim: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return tables, sparse and dense features, and remarks as comments."""
+    """Return tables, sparse and dense features, and remarks."""
     tables: dict[str, dict[str, Any]] = {}
     sparse, dense, remarks = [], [], []
     for column in columns:
@@ -103,25 +129,28 @@ def _schema(
         for key in _REMARKED:
             if column.get(key) not in (None, "", 0):
                 remarks.append(
-                    f"# {name}: {key} {column[key]} has no counterpart and is not taken over"
+                    f"{name}: {key} {column[key]} has no counterpart and is not taken over"
                 )
         if column["type"] == "numeric":
             dense.append({"name": name, "transform": "log1p", "standardize": True})
             continue
         table = str(column.get("share_embedding") or name).replace(".", "_")
         vocabulary = column.get("vocab_size")
-        rows = max(4 * int(vocabulary), 1_024) if vocabulary else num_embeddings
-        width = -(-int(column.get("embedding_dim") or dim) // 4) * 4
+        rows = max(4 * vocabulary, 1_024) if vocabulary else num_embeddings
+        width = -(-(column.get("embedding_dim") or dim) // 4) * 4
         held = tables.setdefault(
             table, {"name": table, "num_embeddings": rows, "embedding_dim": width}
         )
+        if held["embedding_dim"] != width:
+            taken = f"{table}'s is {held['embedding_dim']} wide"
+            remarks.append(f"{name}: embedding_dim {width} is not taken over: {taken}")
         held["num_embeddings"] = max(held["num_embeddings"], rows)
         found: dict[str, Any] = {"name": name, "table": table}
         if column["type"] == "sequence":
-            found |= {"kind": "bag", "max_length": int(column.get("max_len") or 50)}
+            found |= {"kind": "bag", "max_length": column.get("max_len") or 50}
             if column.get("splitter"):
                 remarks.append(
-                    f"# {name}: lists in text; ingest with --list-separator {column['splitter']!r}"
+                    f"{name}: lists in text; ingest with --list-separator {column['splitter']!r}"
                 )
         if column.get("source") in _ITEM_SOURCES:
             found["side"] = "item"
@@ -129,7 +158,7 @@ def _schema(
     sequences = [found["name"] for found in sparse if found.get("kind") == "bag"]
     if sequences:
         remarks.append(
-            f"# {', '.join(sequences)}: read as bags; lists that are one history, oldest first, "
+            f"{', '.join(sequences)}: read as bags; lists that are one history, oldest first, "
             "are `kind: sequence, history: NAME`"
         )
     schema: dict[str, Any] = {"tables": list(tables.values()), "sparse": sparse}
@@ -139,8 +168,14 @@ def _schema(
 
 
 def _flow(value: Any) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6)
+    text = yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True
+    )
     return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -171,8 +206,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             given.output.write_text(text, encoding="utf-8")
             print(f"{given.output}: the schema of {name}")
-    except (ValueError, OSError, yaml.YAMLError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except yaml.YAMLError as error:
+        print(f"error: {given.config}: not valid YAML: {_line(error)}", file=sys.stderr)
+        return 2
+    except (ValueError, OSError) as error:
+        place = f"{given.config}: " if isinstance(error, UnicodeDecodeError) else ""
+        print(f"error: {place}{_line(error)}", file=sys.stderr)
         return 2
     return 0
 
