@@ -105,12 +105,12 @@ class Listener:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._folder = Path(tempfile.mkdtemp(prefix="fullrank-"))  # of this user alone
+        self._folder = _short_folder()
         self.path = str(self._folder / "ranks")
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             if len(os.fsencode(self.path)) >= _NAME_BYTES:
-                raise OSError(f"the temporary folder's name is too long for a socket: {self.path}")
+                raise OSError(f"{self.path}: longer than a socket's name may be; shorten TMPDIR")
             self._server.bind(self.path)
             self._server.listen(node.num_ranks)
         except OSError:
@@ -161,6 +161,15 @@ class Listener:
         """Stop waiting for ranks and remove the socket's name."""
         self._server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _short_folder() -> Path:
+    """Return a new folder of this user alone, in /tmp if TMPDIR is too long for a socket's name."""
+    folder = Path(tempfile.mkdtemp(prefix="fullrank-"))
+    if len(os.fsencode(folder / "ranks")) >= _NAME_BYTES and os.access("/tmp", os.W_OK):
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="fullrank-", dir="/tmp"))
+    return folder
 
 
 class _Talk:

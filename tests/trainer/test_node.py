@@ -163,10 +163,25 @@ def test_a_rank_never_waits_for_a_node_that_does_not_listen(tmp_path):
         sender.close()
 
 
+def test_a_temporary_folder_with_a_long_name_does_not_keep_ranks_apart(node, tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    listener = Listener(node)
+    sender = Sender(listener.path, 1, values(4))
+    sender.send()
+    until(lambda: series(node)["ranks"] == 2)
+    sender.close()
+    listener.close()
+    assert not os.listdir(long)
+    assert not Path(listener.path).parent.exists()
+
+
 def test_a_listener_that_cannot_be_made_leaves_nothing(node, tmp_path, monkeypatch):
     long = tmp_path / ("x" * 120)
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
-    with pytest.raises(OSError, match="too long for a socket"):
+    monkeypatch.setattr("os.access", lambda *_: False)  # as where nobody may write to /tmp
+    with pytest.raises(OSError, match="longer than a socket's name may be; shorten TMPDIR"):
         Listener(node)
     assert not os.listdir(long)
