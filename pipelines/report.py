@@ -195,17 +195,21 @@ def _alarms(runs: Sequence[Run]) -> list[tuple[str, str]]:
     for run in runs:
         steps: dict[str, list[int]] = {}
         for point in run.curve:
-            for name in point.get("alarms") or []:
-                steps.setdefault(str(name), []).append(point.get("step", 0))
-        for name in run.metrics.get("alarms") or []:
-            steps.setdefault(str(name), [])
+            for name in _texts(point.get("alarms")):
+                steps.setdefault(name, []).append(point.get("step", 0))
+        for name in _texts(run.metrics.get("alarms")):
+            steps.setdefault(name, [])
         for name, where in steps.items():
             text = f" at {len(where)} points, steps {where[0]:,} to {where[-1]:,}" if where else ""
             found.append((run.name, f"{name.replace('_', ' ')}{text}"))
         broken = run.metrics.get("nonfinite_predictions")
-        if broken:
+        if is_number(broken) and broken:
             found.append((run.name, f"{broken:,.0f} predictions of the evaluation were not finite"))
     return found
+
+
+def _texts(value: Any) -> list[str]:
+    return [str(one) for one in value] if isinstance(value, list) else []
 
 
 def _points(

@@ -109,13 +109,12 @@ def activity(run: Run) -> dict[str, Any] | None:
 
 def phases(runs: Sequence[Run]) -> dict[str, Any] | None:
     """Return where a step's time went: shares of the sampled steps of each run."""
-    names = list(
-        dict.fromkeys(name for run in runs for name in (run.evaluation.get("phase_seconds") or {}))
-    )
+    found = [run.evaluation.get("phase_seconds") for run in runs]
+    measured = [one if isinstance(one, dict) else {} for one in found]
+    names = list(dict.fromkeys(name for one in measured for name in one))
     rows = []
-    for run in runs:
-        seconds = run.evaluation.get("phase_seconds") or {}
-        total = sum(seconds.values())
+    for run, seconds in zip(runs, measured, strict=True):
+        total = sum(value for value in seconds.values() if is_number(value))
         if total:
             shares = [f"{seconds.get(name, 0) / total:.1%}" for name in names]
             steps = run.evaluation.get("sampled_steps") or 0

@@ -72,6 +72,17 @@ def test_intervals_calibration_activity_and_time_are_on_the_page(tmp_path):
     assert "No run has an evaluation.json with intervals" in bare.text
 
 
+def test_values_of_a_kind_that_no_run_writes_are_passed_over(tmp_path):
+    run = trusted(tmp_path / "run")
+    odd = {"alarms": 5, "nonfinite_predictions": "many", "gauc_users_sampled": "some"}
+    metrics = json.loads((run / "metrics.json").read_text())
+    (run / "metrics.json").write_text(json.dumps({**metrics, **odd}))
+    kept = json.loads((run / "evaluation.json").read_text())
+    odd = {"phase_seconds": "long", "intervals": 3, "reliability": [1], "user_activity": {"a": 1}}
+    (run / "evaluation.json").write_text(json.dumps({**kept, **odd}))
+    assert "predictions of the evaluation were not finite" not in page([run], tmp_path)[0]
+
+
 def test_settings_that_are_not_the_recipes_are_listed(tmp_path):
     from trainer.config import apply_overrides, load_recipe, to_dict
 
