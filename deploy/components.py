@@ -61,7 +61,7 @@ def train(
         patience: seconds that the other nodes wait for node 0 to answer before the job fails
     """
     topology = parse_topology(j)
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe).strip("-.")
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe).strip("-.") or "train"
     words = [TRAINER_MODULE, recipe, "--output", output or f"runs/{slug}-{timestamp()}", *overrides]
     node = specs.Role(name="train", image=image, max_retries=max_retries)
     node.resource = resource_of(size, topology[1])
@@ -179,7 +179,7 @@ def resource_of(size: str, nodes: int) -> specs.Resource:
     Raises:
         ComponentValidationException: it is neither.
     """
-    numbers = re.fullmatch(r"(\d+):(\d+):([1-9]\d*)", size)
+    numbers = re.fullmatch(r"(\d{1,6}):(\d{1,6}):([1-9]\d{0,9})", size, re.ASCII)
     if not numbers and size not in SIZES:
         raise ComponentValidationException(
             f"--size: expected {', '.join(SIZES)} or CORES:GPUS:MIB such as 8:1:65536; got {size!r}"
@@ -197,9 +197,8 @@ def job(name: str, node: specs.Role, script: str, mounts: str) -> specs.AppDef:
     here = Path.cwd()
     if not (here / ".torchxconfig").is_file() or not (here / "trainer").is_dir():
         raise ComponentValidationException(
-            f"torchx takes the current folder for the project: it starts local and Slurm jobs in "
-            f"it and lays it over the image of docker and kubernetes jobs. Expected the checkout, "
-            f"with .torchxconfig and trainer/; got {here}. Change into the checkout first"
+            "torchx starts local and Slurm jobs in the current folder and lays it over images. "
+            f"Expected the checkout, with .torchxconfig and trainer/; got {here}. Change into it"
         )
     try:
         node.mounts = specs.parse_mounts(mounts.split(",")) if mounts else []
@@ -219,7 +218,7 @@ def parse_topology(j: str) -> tuple[int, int, int]:
     Raises:
         ComponentValidationException: anything else, a zero, or a minimum above the nodes.
     """
-    match = re.fullmatch(r"(?:(\d+):)?(\d+)x(\d+)", j)
+    match = re.fullmatch(r"(?:(\d{1,6}):)?(\d{1,6})x(\d{1,6})", j, re.ASCII)
     if match:
         nodes, processes = int(match[2]), int(match[3])
         minimum = int(match[1] or nodes)
@@ -256,6 +255,9 @@ def torchrun_script(
 ) -> str:
     """Return the script with which each node starts its processes; say in `node` how many nodes."""
     minimum, nodes, processes = topology
+    for name, value, most in (("port", port, 65535), ("max_retries", node.max_retries, 999)):
+        if not 0 <= value <= most:
+            raise ComponentValidationException(f"--{name}: expected 0 to {most}, got {value}")
     node.num_replicas, node.min_replicas = nodes, minimum if minimum != nodes else None
     port = port or free_port()
     node.port_map = {"c10d": port}

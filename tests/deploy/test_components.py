@@ -232,6 +232,29 @@ def test_mounts_are_torchx_mounts() -> None:
             train(recipe="r", mounts=wrong)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"port": 70_000}, "--port: expected 0 to 65535, got 70000"),
+        ({"port": -1}, "--port: expected 0 to 65535, got -1"),
+        ({"max_retries": -1}, "--max_retries: expected 0 to 999, got -1"),
+        ({"j": "99999999x1"}, "-j: expected NODESxPROCESSES"),
+        ({"j": "\u0661x\u0661"}, "-j: expected NODESxPROCESSES"),
+        ({"size": "99999999999999999999:0:1"}, "--size: expected local"),
+    ],
+)
+def test_numbers_that_no_machine_has_are_refused_before_the_launch(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ComponentValidationException, match=message):
+        train(recipe="r", **settings)
+
+
+@pytest.mark.parametrize("recipe", ["", "\u0440:\u0440", "--"])
+def test_a_recipe_of_no_letters_that_a_job_may_have_still_gives_it_a_name(recipe: str) -> None:
+    assert train(recipe=recipe, output="runs/a").name == "train"
+
+
 def test_a_launch_from_another_folder_is_refused_before_it_ships_that_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
