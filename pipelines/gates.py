@@ -39,6 +39,8 @@ class GateConfig:
         for name, value in vars(self).items():
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"gate {name}: expected a number >= 0, got {value}")
+        if self.min_auc > 1:
+            raise ValueError(f"gate min_auc: expected a number from 0 to 1, got {self.min_auc}")
 
     def reasons(
         self,

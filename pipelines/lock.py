@@ -46,8 +46,10 @@ class Lock:
         expiry_seconds: float = EXPIRY_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if expiry_seconds <= 0:
-            raise ValueError(f"expiry_seconds: expected a number > 0, got {expiry_seconds}")
+        if not (math.isfinite(expiry_seconds) and expiry_seconds > 0):
+            raise ValueError(
+                f"expiry_seconds (--lock-seconds): expected a number > 0, got {expiry_seconds}"
+            )
         self.path = folder / LOCK
         self.expiry_seconds = expiry_seconds
         self.token = uuid.uuid4().hex

@@ -84,8 +84,8 @@ def each(options: argparse.Namespace) -> list[argparse.Namespace]:
         ValueError: --date is none of its forms, or an option is wrong.
         NotReadyError: there is no night to run.
     """
+    _check(options)
     if options.date != "new" and ":" not in options.date:
-        datetime.date.fromisoformat(options.date)
         return [options]
     ready = _look(options)[2]
     if options.date == "new":
@@ -99,6 +99,28 @@ def each(options: argparse.Namespace) -> list[argparse.Namespace]:
     if not dates:
         raise NotReadyError(f"--date {options.date}: no day of that is ready")
     return [argparse.Namespace(**{**vars(options), "date": date}) for date in dates]
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise a ValueError for a day that is none, or a number out of its range."""
+    days = [("--skip-days", day) for day in options.skip_days]
+    days += [("--accept-days", day) for day in options.accept_days]
+    if options.date != "new" and ":" not in options.date:
+        days.append(("--date", options.date))
+    for name, day in days:
+        try:
+            right = datetime.date.fromisoformat(day).isoformat() == day
+        except ValueError:
+            right = False
+        if not right:
+            also = ", FIRST:LAST or new" if name == "--date" else ""
+            raise ValueError(f"{name}: expected a day YYYY-MM-DD{also}, got {day!r}")
+    for name, least in (("first_days", 0), ("look_back", 0), ("replicates", 1)):
+        if getattr(options, name) < least:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"{option}: expected a number >= {least}, got {getattr(options, name)}"
+            )
 
 
 def finished(output: Path) -> list[str]:
@@ -205,7 +227,7 @@ def _ingest(words: str) -> IngestConfig:
     add_row_options(parser)
     try:
         given, unknown = parser.parse_known_args(shlex.split(words))
-    except argparse.ArgumentError as error:
+    except (argparse.ArgumentError, ValueError) as error:
         raise ValueError(f"--ingest: {error}") from error
     if unknown:
         raise ValueError(

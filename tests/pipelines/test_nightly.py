@@ -314,3 +314,22 @@ def test_a_damaged_file_of_the_store_is_named(night, tmp_path, capsys, text):
         assert publish.main([str(tmp_path / "out"), *words]) == 2
         (line,) = capsys.readouterr().err.splitlines()[-1:]
         assert "serving.json" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--date", "20260103"], "--date: expected a day YYYY-MM-DD, FIRST:LAST or new, got '2026"),
+        (["--skip-days", "yesterday"], "--skip-days: expected a day YYYY-MM-DD, got 'yesterday'"),
+        (["--accept-days", "2026-13-40"], "--accept-days: expected a day YYYY-MM-DD, got '2026-13"),
+        (["--first-days", "-3"], "--first-days: expected a number >= 0, got -3"),
+        (["--look-back", "-2"], "--look-back: expected a number >= 0, got -2"),
+        (["--replicates", "0"], "--replicates: expected a number >= 1, got 0"),
+        (["--gate-min-auc", "2"], "gate min_auc: expected a number from 0 to 1, got 2.0"),
+        (["--lock-seconds", "nan"], "--lock-seconds): expected a number > 0, got nan"),
+        (["--lock-seconds", "inf"], "--lock-seconds): expected a number > 0, got inf"),
+    ],
+)
+def test_options_of_a_night_that_make_no_sense_are_refused(night, capsys, words, message):
+    assert night(DAYS[2], *words) == (run.WRONG, [])
+    assert message in capsys.readouterr().err
