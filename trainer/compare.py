@@ -2,10 +2,11 @@
 """Compare models on the same rows: python -m trainer.compare A [B] --data PATH --days FIRST:LAST.
 
 A and B are checkpoints or runs' folders. Both predict every row of the same days; the answer, as
-JSON on standard output, holds the metrics of each, the differences A - B with bootstrap intervals,
-and how far the predictions moved. Rows of one user are drawn together (a user's rows are not
-independent), the same for both models, so that an interval is about their difference and not about
-which rows there are. One process; rows are kept in memory, 24 bytes each and model.
+JSON on standard output (a summary goes to standard error), holds the metrics of each, the
+differences A - B with bootstrap intervals, and how far the predictions moved. Rows of one user are
+drawn together (a user's rows are not independent), the same for both models, so that an interval is
+about their difference and not about which rows there are. One process; rows are kept in memory, 24
+bytes each and model.
 
 Bootstrap: each replicate gives every user a Poisson(1) weight (Chamandy et al., 2012), which needs
 no draw of indices and leaves the rows' order, sorted once by score, in place.
@@ -30,6 +31,7 @@ from trainer.curves import json_ready
 from trainer.evaluate import choose_rows, evaluate, open_checkpoint, read_config
 from trainer.failures import exit_code
 from trainer.gauc import NO_USER
+from trainer.lines import difference_line, evaluated_lines
 from trainer.policies import resolve
 from trainer.runtime import Runtime, start
 from trainer.storage import Folder
@@ -187,7 +189,8 @@ def predict(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.compare", description="Compare models; JSON on stdout."
+        prog="python -m trainer.compare",
+        description="Compare models; JSON on stdout, a summary on stderr.",
     )
     add = parser.add_argument
     add(
@@ -217,6 +220,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for _, rows in found[1:]:
             answer["differences"] = compare(found[0][1], rows, options.replicates)
         print(json.dumps(json_ready(answer)), flush=True)
+        names = options.models
+        for name, (metrics, _) in zip(names, found, strict=True):
+            print(*evaluated_lines(name, metrics), sep="\n", file=sys.stderr)
+        if "differences" in answer:
+            print(
+                difference_line(names[0], names[1], answer["differences"]),
+                file=sys.stderr,
+                flush=True,
+            )
         runtime.stop()
 
     return exit_code(work)

@@ -4,7 +4,7 @@
 CHECKPOINT is a folder step-N, or a run's folder (its newest checkpoint). --days and --rows (shares
 FROM:TO, of a log without days) choose; without them the run's test days count, or its share of test
 rows of the same log, or all rows where it has neither; standard error says which. Metrics go to
-standard output as JSON, everything else to standard error.
+standard output as JSON, a summary and everything else to standard error.
 Runs alone or under torchrun, at any world size.
 
 Exit codes: as trainer.train.
@@ -34,6 +34,7 @@ from trainer.data.parquet import LogFile, check_families, days_of
 from trainer.days import describe_days, parse_rows
 from trainer.depth import Depth
 from trainer.failures import exit_code
+from trainer.lines import evaluated_lines
 from trainer.manifest import MANIFEST, RUN, read_manifest
 from trainer.memory import check_tables
 from trainer.metrics import Metrics, undefined
@@ -237,7 +238,8 @@ def evaluate_checkpoint(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.evaluate", description="Evaluate a checkpoint; JSON on stdout."
+        prog="python -m trainer.evaluate",
+        description="Evaluate a checkpoint; JSON on stdout, a summary on stderr.",
     )
     parser.add_argument("checkpoint", help="a folder step-N, or a run's folder; a URL, too")
     parser.add_argument("--data", required=True, help="the log's folder or file")
@@ -266,6 +268,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metrics = evaluate_checkpoint(path, data, days, runtime, options.rows, detail)
         if runtime.is_first:
             print(json.dumps(json_ready(metrics)), flush=True)
+            lines = evaluated_lines(options.checkpoint, metrics)
+            print(*lines, sep="\n", file=sys.stderr, flush=True)
         runtime.stop()
 
     return exit_code(work)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Numbers as one line: what a run says of an interval of training and of an evaluation."""
+"""Numbers as lines for people: of an interval of training, of an evaluation, of a comparison."""
 
 from __future__ import annotations
 
@@ -30,3 +30,31 @@ def evaluation_line(metrics: Mapping[str, Any]) -> str:
         if not math.isnan(error):
             parts[-1] += f" ± {error:.4f}"
     return ", ".join(parts)
+
+
+def evaluated_lines(name: str, found: Mapping[str, Any]) -> list[str]:
+    """Return what an evaluation found of the model `name`, and below it a line of each slice."""
+    lines = [f"{name}: {evaluation_line(found)} over {found['rows']:,.0f} rows"]
+    for column, slices in found.get("slices", {}).items():
+        lines += [
+            f"  {column} {one['slice']}: {evaluation_line(one)} over {one['rows']:,.0f} rows"
+            for one in slices
+        ]
+    return lines
+
+
+def difference_line(first: str, second: str, differences: Mapping[str, Any]) -> str:
+    """Return the differences of two models with their intervals, and whether AUC tells them apart.
+
+    differences: as `trainer.compare.compare` returns them.
+    """
+    parts = []
+    for name in ("auc", "gauc", "logloss"):
+        low, high = differences[name]["interval"]
+        if not math.isnan(low):
+            parts.append(f"{name} {differences[name]['difference']:+.4f} [{low:+.4f}, {high:+.4f}]")
+    low, high = differences["auc"]["interval"]
+    told = f"{first} has the higher AUC" if low > 0 else f"{second} has the higher AUC"
+    if not (low > 0 or high < 0):
+        told = "the AUC of these rows does not tell them apart"
+    return f"{first} - {second}: {', '.join(parts)} (95 % intervals); {told}"
