@@ -3,7 +3,7 @@
 
 Everything is checked that can be before the first row is read: files, formats, columns, types and
 days. After that a batch at a time is converted, so memory does not grow with the log. Every step
-is vectorised: no id ever is a Python object.
+is vectorised: no id ever is a Python object, but a name of a column that has few.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from embeddings.schema import Schema
-from pipelines.casting import Times, convert, rules, split_text
+from pipelines.casting import Rule, Times, convert, rules, split_text
 from pipelines.kinds import check_columns, decide_kinds, recorded_kinds
 from pipelines.parsing import Mask, pc
 from pipelines.partition import PartitionConfig, Partitions, day_of_path
 from pipelines.quarantine import Quarantine
 from pipelines.sources import RawRows, Source, SourceConfig, list_sources
-from pipelines.statistics import Statistics, largest_drifts
+from pipelines.statistics import Statistics, Texts, largest_drifts
 
 _DAY_MS = 86_400_000
 _KINDS = ("string", "int", "float")
@@ -136,7 +136,7 @@ class Ingestion:
         for source in opened:
             self._check_source(source)
         numbers = {name for name, rule in self.rules.items() if rule.role not in _NOT_NUMBERS}
-        statistics, rows_in = Statistics(numbers), 0
+        statistics, rows_in, self.texts = Statistics(numbers), 0, Texts()
         with config.partition.build(output) as partitions:
             # Only the owner of the folder may read its kinds, or remove a quarantine left open.
             self.kinds = decide_kinds(
@@ -158,6 +158,7 @@ class Ingestion:
             manifest = {
                 "schema": self.schema.fingerprint(),
                 "kinds": self.kinds,
+                "texts": self.texts.columns(),
                 "sources": sources,
                 "rows_in": rows_in,
                 "rows_quarantined": bad.rows,
@@ -202,6 +203,7 @@ class Ingestion:
                 column = split_text(column, self.config.list_separator)
             converted = convert(rule, self.kinds.get(name, ""), column, self.config.times)
             columns[name] = converted.values.cast(rule.output_type(self.kinds.get(name, "")))
+            self._name(name, rule, column)
             problems += [(name, mask, why) for mask, why in converted.problems]
         problems += self._uneven_histories(columns) + self._without_labels(columns)
         bad = quarantine.add(source.path, rows, problems)
@@ -213,6 +215,15 @@ class Ingestion:
         for day, part in self._by_day(table, source.path):
             statistics.add(day, part)
             partitions.append(day, part)
+
+    def _name(self, name: str, rule: Rule, column: pa.Array) -> None:
+        """Note which texts of a column of single ids became which hashes, while they are few."""
+        kind = self.kinds.get(name, "")
+        if kind != "string" or rule.role != "id" or rule.is_list or not self.texts.is_open(name):
+            return
+        # One more than there may be closes the column.
+        texts = pc.unique(column).cast(pa.string()).drop_null().slice(0, self.texts.limit + 1)
+        self.texts.add(name, texts, convert(rule, kind, texts, self.config.times).values)
 
     def _uneven_histories(self, columns: dict[str, pa.Array]) -> list[tuple[str, Mask, str]]:
         problems = []

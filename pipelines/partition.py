@@ -7,7 +7,7 @@ exists, so a reader never sees half a day, whatever kills the writer.
 
   OUTPUT/dt=2026-01-01/part-00000.parquet   row groups of moderate size: the loader's unit
   OUTPUT/dt=2026-01-01/_statistics.json     per column: count, nulls, cardinality, mean, drift
-  OUTPUT/dt=2026-01-01/_manifest.json       schema fingerprint, row counts, column types
+  OUTPUT/dt=2026-01-01/_manifest.json       schema fingerprint, row counts, column types, few texts
 """
 
 from __future__ import annotations

@@ -81,6 +81,32 @@ class _Column:
         return out
 
 
+class Texts:
+    """What the hashes of columns of few texts stand for, so that people can read them.
+
+    A column of more than `limit` texts is given up at once: users and items are no names to read.
+    """
+
+    def __init__(self, limit: int = 256) -> None:
+        self.limit = limit
+        self._found: dict[str, dict[str, int]] = {}
+
+    def is_open(self, name: str) -> bool:
+        """Return whether the column `name` may still have few texts."""
+        return len(self._found.get(name, ())) <= self.limit
+
+    def add(self, name: str, texts: pa.Array, hashes: pa.Array) -> None:
+        """Take in texts of the column and their hashes; nulls are left out."""
+        pairs = zip(texts.to_pylist(), hashes.to_pylist(), strict=True)
+        kept = {text: number for text, number in pairs if number is not None}
+        self._found.setdefault(name, {}).update(kept)
+
+    def columns(self) -> dict[str, dict[str, int]]:
+        """Return the hash of each text by column, in order, of columns with few of them."""
+        found = self._found.items()
+        return {name: dict(sorted(one.items())) for name, one in found if self.is_open(name)}
+
+
 class Statistics:
     """Collects by (day, column). `numbers` names the columns whose mean says something."""
 

@@ -15,6 +15,7 @@ from pipelines.ingest import _parser, describe, ingest, main
 from pipelines.ingestion import IngestConfig
 from pipelines.quarantine import Quarantine
 from pipelines.sources import Source, SourceConfig
+from pipelines.statistics import Texts
 from tests.support.raw_logs import (
     BARS,
     COLUMNS,
@@ -51,6 +52,27 @@ def test_csv_strings_become_xxh64_integers_stay_and_lists_become_lists(tmp_path)
     assert all(types[name] == pa.int64() for name in ("user", "item", "slot", "ts"))
     assert (summary.rows_in, summary.rows_bad, summary.quarantine) == (3, 0, None)
     check_columns(table.schema, schema(), "the output")
+
+
+def test_the_texts_of_columns_that_have_few_stand_in_the_manifest_beside_their_hashes(tmp_path):
+    path = write_csv(tmp_path / "log.csv", GOOD)
+    ingest([path], schema(), tmp_path / "out", BARS)
+    (manifest,) = (tmp_path / "out").glob("dt=*/_manifest.json")
+    texts = json.loads(manifest.read_text("utf-8"))["texts"]
+    assert texts == {"item": {"hat": xxh("hat"), "shoe": xxh("shoe")}}, "no null, no list, no int"
+
+
+def test_a_column_of_many_texts_is_given_up():
+    texts = Texts(limit=2)
+    for batch in (["a", "b"], ["b"], ["c"], ["a"]):
+        assert texts.is_open("few")
+        texts.add("few", pa.array(batch[:1]), pa.array([ord(batch[0])]))
+        texts.add("many", pa.array(["x", None, *batch]), pa.array([1, None, *map(ord, batch)]))
+        if batch == ["c"]:
+            break
+    assert not texts.is_open("few") and not texts.is_open("many")
+    texts.add("one", pa.array(["x"]), pa.array([1]))
+    assert texts.columns() == {"one": {"x": 1}}
 
 
 def test_every_container_of_the_same_log_gives_the_same_rows(tmp_path):

@@ -4,6 +4,7 @@
 import collections
 import decimal
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -99,6 +100,22 @@ def test_a_column_that_cannot_be_sliced_is_refused_with_the_way_out(logs):
         find_slices("contry", files, demo())
     with pytest.raises(ValueError, match=r"--slice-by hist_item: expected a column of ids or numb"):
         find_slices("hist_item", files, demo())
+
+
+def test_ids_that_ingestion_has_hashed_are_named_by_their_texts(logs):
+    files = discover(logs, None, demo())
+    folders = {Path(file.path).parent for file in files}
+    manifests = {folder / "_manifest.json" for folder in folders}
+    before = {path: path.read_text("utf-8") if path.is_file() else "{}" for path in manifests}
+    try:
+        for number, path in enumerate(sorted(manifests)):
+            texts = {"country": {"NL": 0} if number else {"BE": 1}}
+            path.write_text(json.dumps(json.loads(before[path]) | {"texts": texts}), "utf-8")
+        names = find_slices("country", files, demo()).names
+        assert {"NL", "BE", "2"} < {*names} and not {"0", "1"} & {*names}
+    finally:
+        for path, text in before.items():
+            path.write_text(text, "utf-8")
 
 
 def test_numbers_are_cut_into_bins_of_about_equal_rows(logs):

@@ -2,14 +2,18 @@
 """The values of a column of a log, counted, and the slices that they make.
 
 The most frequent ids are slices, the others one more; numbers that are not ids are cut into bins of
-about equal rows. Shapes: B examples, V values.
+about equal rows. Texts that ingestion has hashed are named by what it notes of them.
+
+Shapes: B examples, V values.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +33,8 @@ _BINS = 10
 _MAX_VALUES = 1_000_000
 _IDS = ("text", "date")
 _RESERVED = ("others", "null")
+# What `pipelines.ingest` writes beside a day's files; `texts` are the hashes by column and text.
+_NOTES = "_manifest.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +91,11 @@ def find_slices(column: str, files: Sequence[LogFile], schema: Schema) -> Slicin
         return _bins(column, values[1:], _written(values))
     top = np.argsort(-counts, kind="stable")[:_TOP]
     ids = values[top]
-    labels = _names(column, files, ids) if kind in _IDS else [str(one) for one in ids.tolist()]
+    if kind in _IDS:
+        labels = _names(column, files, ids)
+    else:
+        texts = _noted(column, files)
+        labels = [texts.get(one, str(one)) for one in ids.tolist()]
     order = np.argsort(ids)
     return Slicing(
         column=column,
@@ -188,3 +198,18 @@ def _names(column: str, files: Sequence[LogFile], ids: NDArray[np.int64]) -> lis
         if len(names) == len(ids):
             break
     return [names[one] for one in ids.tolist()]
+
+
+def _noted(column: str, files: Sequence[LogFile]) -> dict[int, str]:
+    """Return the texts of a column's hashes that stand beside the files."""
+    texts: dict[int, str] = {}
+    for folder in sorted({Path(file.path).parent for file in files}):
+        if not (folder / _NOTES).is_file():
+            continue
+        try:
+            found = json.loads((folder / _NOTES).read_text(encoding="utf-8"))
+        except ValueError:  # a mark of someone else's
+            continue
+        if isinstance(found, dict) and isinstance(found.get("texts"), dict):
+            texts |= {number: text for text, number in found["texts"].get(column, {}).items()}
+    return texts
