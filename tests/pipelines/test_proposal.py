@@ -311,3 +311,14 @@ def test_proposals_for_public_logs(source, user, out, numbers):
     assert found.schema.get("user") == user
     assert set(found.roles.left_out) == out
     assert len(found.schema.get("dense", ())) == numbers
+
+
+def test_short_histories_with_bars_are_lists_and_titles_with_commas_are_not(tmp_path):
+    users = [f"u{i % 90}" for i in range(600)]
+    few = ("sku-1", "sku-2", "sku-3|sku-1", "sku-4")
+    bars = ["" if i % 3 else few[2] if i % 60 == 0 else few[i % 2] for i in range(600)]
+    titles = [f"Shoe {i % 5}, red" if i % 20 == 0 else f"Hat {i % 5}" for i in range(600)]
+    columns = enumerate(zip(users, bars, titles, strict=True))
+    rows = [f'{u},{b},"{t}",{i % 2}' for i, (u, b, t) in columns]
+    (tmp_path / "log.csv").write_text("\n".join(["user_id,recent,title,click", *rows]))
+    assert read_sample([str(tmp_path / "log.csv")]).lists == {"recent": "|"}
