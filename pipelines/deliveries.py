@@ -101,7 +101,8 @@ class Intake:
                 state = "changed" if known[day] else "new"
                 note = _changes(known[day].get("made_from", {}), wanted[day])
                 rows, files = self._ingest(day, wanted[day], config)
-                say(f"{day}: {state}, {rows:,} rows, {raw_files} files to {files}; {note}")
+                about = f"; {note}" if note else ""
+                say(f"{day}: {state}, {rows:,} rows, {raw_files} files to {files}{about}")
             delivery = {"state": state, "rows": rows, "raw_files": raw_files, "files": files}
             found.append(Delivery(day=day, note="" if note == "same" else note, **delivery))
         return found

@@ -87,9 +87,11 @@ def each(options: argparse.Namespace) -> list[argparse.Namespace]:
     _check(options)
     if options.date != "new" and ":" not in options.date:
         return [options]
-    ready = _look(options)[2]
+    mark, _, ready, _ = _look(options)
+    wanted = f"in {options.date}"
     if options.date == "new":
         done = finished(options.output)
+        wanted = f"after the last night, {done[-1]}," if done else "beyond those of the first night"
         dates = (
             [day for day in ready if day > done[-1]] if done else ready[options.first_days or 1 :]
         )
@@ -97,7 +99,10 @@ def each(options: argparse.Namespace) -> list[argparse.Namespace]:
         first, last = parse_days(options.date, "--date") or ("", "")
         dates = [day for day in ready if first <= day <= last]
     if not dates:
-        raise NotReadyError(f"--date {options.date}: no day of that is ready")
+        last = f"the last that is: {ready[-1]}" if ready else "nor any other"
+        raise NotReadyError(
+            f"--date {options.date}: no day {wanted} is ready ({last}); {mark.describe()}"
+        )
     return [argparse.Namespace(**{**vars(options), "date": date}) for date in dates]
 
 

@@ -119,6 +119,11 @@ class Store:
         self.point(date, reason)
         return date
 
+    def _why_withdrawn(self, kind: str, date: str) -> list[str]:
+        """Return the reason for which a model was withdrawn, if it was."""
+        note = self.folder / kind / date / _WITHDRAWN
+        return [_read(note, "reason")["reason"]] if note.exists() else []
+
     def describe(self) -> str:
         """Return a line a model: date, state, days it was trained through, AUC, reason."""
         serving, rows = self.serving(), []
@@ -128,7 +133,7 @@ class Store:
                 state = "withdrawn" if model["withdrawn"] else state
                 state = "serving" if kind == "models" and date == serving else state
                 auc = model.get("metrics", {}).get("auc")
-                reasons = "; ".join(model.get("reasons", []))
+                reasons = "; ".join([*model.get("reasons", []), *self._why_withdrawn(kind, date)])
                 shown = f"{auc:.4f}" if auc is not None else "-"
                 rows.append((date, state, model.get("trained_through", ""), shown, reasons))
         return table(("date", "state", "trained through", "auc", "reasons"), sorted(rows))

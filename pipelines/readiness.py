@@ -46,14 +46,16 @@ class Readiness:
             )
 
     def describe(self) -> str:
-        """Say what a day needs."""
-        return {
+        """Say what a day needs, and where another mark is chosen."""
+        needed = {
             "manifest": f"a day is ready with its {MANIFEST}",
             "success": f"a day is ready with its {SUCCESS}",
             "watermark": f"a day is ready when {WATERMARK} has passed it",
             "rows": f"a day is ready with {self.min_rows:,} rows in its Parquet files",
             "files": "a day is ready with any file",
         }[self.mark]
+        others = ", ".join(mark for mark in MARKS if mark != self.mark)
+        return f"{needed}; --ready chooses another mark: {others}"
 
     def days(self, log: str) -> list[str]:
         """Return the days of a log that are ready, in order.

@@ -134,7 +134,8 @@ def test_one_command_rolls_back_and_the_withdrawn_model_is_no_base(night, tmp_pa
     store = Store(tmp_path / "out")
     assert store.serving() == DAYS[2]
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith(f"{DAYS[3]}  withdrawn") for line in lines)
+    (line,) = [line for line in lines if line.startswith(f"{DAYS[3]}  withdrawn")]
+    assert line.endswith("clicks fell"), "why is what the next one on call asks"
     assert night(DAYS[4])[0] == 0
     assert trained_on(tmp_path, DAYS[4])[1] == str(store.checkpoint(DAYS[2]))
     assert publish.main([str(tmp_path / "out"), "--rollback"]) == 0

@@ -200,7 +200,12 @@ def test_a_day_that_came_late_trains_with_the_next_night_and_a_changed_one_is_na
     assert f"{DAYS[3]}: changed, 1,499 rows" in said
     assert f"note: {DAYS[3]} was delivered again after the model of {DAYS[4]}" in said
     assert [*store.models()] == DAYS[4:7], "it caught up with every day that was ready"
+    capsys.readouterr()
     assert night("new") == run.NOT_READY
+    message = capsys.readouterr().err
+    assert (
+        f"no day after the last night, {DAYS[6]}, is ready (the last that is: {DAYS[6]})" in message
+    )
     assert night(f"{DAYS[5]}:{DAYS[6]}") == run.DONE
 
 
