@@ -221,7 +221,11 @@ def test_a_table_with_too_few_rows_for_its_ranks_is_never_cut_into_rows() -> Non
         plan(6, **told)
     fits = plan(4, **told)
     with pytest.raises(RuntimeError, match="row_wise leaves ranks without rows of table 'seven'"):
-        sharding_plan(dataclasses.replace(fits, world_size=6, local_world_size=6))
+        wider = tuple(
+            dataclasses.replace(t, ranks=tuple(range(6))) if t.sharding == "row_wise" else t
+            for t in fits.tables
+        )
+        sharding_plan(dataclasses.replace(fits, world_size=6, local_world_size=6, tables=wider))
     sharding_plan(fits)
     kinds = {t.table: t.sharding for t in plan(6, sharding_types=("row_wise", "table_wise")).tables}
     assert kinds["tiny"] == kinds["seven"] == "table_wise"

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 
 from moto.server import ThreadedMotoServer
+from s3fs import S3FileSystem
 
 BUCKET = "s3://bucket"
 
@@ -18,6 +19,7 @@ def serving() -> Iterator[dict[str, str]]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
+    S3FileSystem.clear_instance_cache()  # a client of a server before this one knows its port alone
     try:
         host, port = server.get_host_and_port()
         yield {

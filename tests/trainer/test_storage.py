@@ -32,7 +32,6 @@ def folder(request, monkeypatch):
         return locate(f"memory://{name}/checkpoints")
     for key, value in request.getfixturevalue("server").items():
         monkeypatch.setenv(key, value)
-    fsspec.filesystem("s3", skip_instance_cache=True)
     files = fsspec.filesystem("s3")
     if not files.exists("bucket"):
         files.mkdir("bucket")
