@@ -34,9 +34,9 @@ class Profile:
     kind: `integer` (floats that are whole too), `float`, `text`, `date`, `timestamp` or `decimal`,
     of the entries if `is_list`. rows, nulls: of the column; values: its entries. distinct: in the
     sample; cardinality: of the whole log, estimated. low, high, middle: smallest, largest and
-    median number. lengths: mean, 99th percentile and largest of a list's. hashes: the distinct
-    values as sorted int64. told: the share of the label's entropy that the value takes away, NaN
-    where too few rows have the same value to tell.
+    median number. lengths: mean, 99th percentile of those that are not empty, and largest of a
+    list's. hashes: the distinct values as sorted int64. told: the share of the label's entropy that
+    the value takes away, NaN where too few rows have the same value to tell.
     """
 
     name: str
@@ -99,6 +99,7 @@ def profile(name: str, column: pa.Array, scale: float) -> Profile:
     once = int((counts == 1).sum())
     cardinality = round(math.sqrt(scale) * once + len(counts) - once)
     lengths = lists.lengths if lists is not None else np.zeros(1, np.int64)
+    filled = lengths[lengths > 0] if lengths.any() else lengths  # most rows may have no history
     is_text = kind == "text" and bool(len(present))
     return Profile(
         name=name,
@@ -113,7 +114,7 @@ def profile(name: str, column: pa.Array, scale: float) -> Profile:
         high=float(numbers.max()) if len(numbers) else math.nan,
         middle=float(np.median(numbers)) if len(numbers) else math.nan,
         finite=finite,
-        lengths=(float(lengths.mean()), int(np.quantile(lengths, 0.99)), int(lengths.max())),
+        lengths=(float(lengths.mean()), int(np.quantile(filled, 0.99)), int(lengths.max())),
         text_length=_mean_length(present) if is_text else 0.0,
         is_date_text=is_text and _are_dates(present),
         hashes=hashes,

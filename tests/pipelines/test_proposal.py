@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from embeddings.schema import load_schema
+from pipelines.profile import profile
 from pipelines.proposal import propose
 from pipelines.roles import Choices
 from pipelines.sampling import read_sample
@@ -322,3 +323,9 @@ def test_short_histories_with_bars_are_lists_and_titles_with_commas_are_not(tmp_
     rows = [f'{u},{b},"{t}",{i % 2}' for i, (u, b, t) in columns]
     (tmp_path / "log.csv").write_text("\n".join(["user_id,recent,title,click", *rows]))
     assert read_sample([str(tmp_path / "log.csv")]).lists == {"recent": "|"}
+
+
+def test_a_history_is_as_long_as_those_that_have_one():
+    column = pa.array([[]] * 990 + [[1, 2, 3, 4, 5]] * 10, pa.list_(pa.int64()))
+    mean, usual, largest = profile("clicked", column, 1.0).lengths
+    assert (round(mean, 2), usual, largest) == (0.05, 5, 5)

@@ -96,6 +96,14 @@ def test_ids_keep_off_row_0_and_inside_the_table(ids, num_embeddings):
     assert all(1 <= row < num_embeddings for row in rows)
 
 
+def test_a_date_has_one_id_however_a_file_keeps_it():
+    day = pa.array([20_000, None], pa.date32())
+    for column in (day, day.cast(pa.date64())):
+        ids, missing = to_integers(column, "day")
+        assert ids[0] == 20_000
+        assert missing is not None and missing.tolist() == [False, True]
+
+
 def test_a_null_id_is_row_0():
     rows = to_rows(pa.array([5, None, 5]), 100)
     assert rows[1] == 0 and rows[0] == rows[2] > 0

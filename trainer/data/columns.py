@@ -179,8 +179,10 @@ def to_integers(array: pa.Array, owner: str) -> tuple[np.ndarray, np.ndarray | N
         return np.zeros(len(array), np.int64), np.ones(len(array), np.bool_)
     if kind == "float":
         return _whole_numbers(to_floats(array), owner)
-    if kind == "date" or kind == "timestamp":
-        array = array.view(pa.int32() if array.type == pa.date32() else pa.int64())
+    if kind == "date":  # days since 1970, whichever way a file keeps them
+        array = array.cast(pa.date32()).view(pa.int32())
+    elif kind == "timestamp":
+        array = array.view(pa.int64())
     elif kind == "integer" and pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     if not array.null_count:
