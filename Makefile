@@ -2,6 +2,7 @@
 #
 #   PYTHON=...    interpreter to build .venv with (3.11 or newer); the first one found when not given
 #   PLATFORM=...  cpu or gpu: which list of requirements/ to install; gpu where nvidia-smi runs when not given
+#   JOBS=...      files of tests that run at the same time; 2 when not given (each starts up to three processes)
 #   ARGS=...      more words for the command of demo, nightly, test, faults or doctor: make test ARGS="-k torchx"
 
 SHELL := bash
@@ -14,6 +15,7 @@ BIN := $(VENV)/bin
 # 3.11 first: the one version that every wheel of the lists is known to exist for.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
+JOBS ?= 2
 PLATFORM ?= $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 LIST := requirements/$(PLATFORM).txt
 STAMP := $(VENV)/installed-$(PLATFORM)
@@ -31,7 +33,7 @@ nightly: $(STAMP) ## replay 16 generated days, night by night, and print the tab
 	$(BIN)/python -m pipelines.replay $(ARGS)
 
 test: $(STAMP) ## run all tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 faults: $(STAMP) ## inject every fault into small jobs and print what was left; ARGS="clock disk" for some of them
 	$(BIN)/python -m tests.faults.run $(ARGS)
