@@ -139,6 +139,8 @@ class Trainer:
             try:
                 watch(self)
                 greet(self)
+                with self.watchdog.paused():
+                    self.saver.prepare(tensors(self))
                 while self.step < self.end_step:
                     self._train_epoch(self.epoch)
                     # An epoch that max_steps cut is not over: what inherits the run goes on in it.

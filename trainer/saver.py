@@ -76,6 +76,15 @@ class Saver:
         """Whether a checkpoint is being written on this rank."""
         return self._thread is not None and self._thread.is_alive()
 
+    def prepare(self, tensors: Mapping[str, Any]) -> None:
+        """Take the memory of the copies now: new memory would hold the first checkpoint's step up.
+
+        tensors: what `save` will be given. Training waits for its checkpoints, and it is said, if
+        there is no room.
+        """
+        if self._may_copy(tensors):
+            self._staging.copy(tensors)
+
     def save(self, tensors: Mapping[str, Any], step: int, manifest: Mapping[str, Any]) -> None:
         """Begin to write a checkpoint of `step`. Collective; waits for the one before.
 
@@ -87,9 +96,7 @@ class Saver:
         self._step = step
         # As it is now: the run goes on changing what it has handed over.
         content = {**copy.deepcopy(dict(manifest)), "saved": time.time()}
-        if self._copies is None:
-            self._copies = self._has_room(tensors)
-        if self._copies:
+        if self._may_copy(tensors):
             arguments = self._staging.copy(tensors), step, content
             # No reason to stay for a process that ends: the checkpoint is complete or absent.
             self._thread = threading.Thread(
@@ -138,8 +145,14 @@ class Saver:
                 self._say(f"{path}: its metrics cannot be noted beside it ({error})", True)
             self._prune()
 
+    def _may_copy(self, tensors: Mapping[str, Any]) -> bool:
+        """Return whether to write from a copy; asked once, as the copy takes the room itself."""
+        if self._copies is None:
+            self._copies = self._has_room(tensors)
+        return self._copies
+
     def _has_room(self, tensors: Mapping[str, Any]) -> bool:
-        """Return whether to write from a copy; where memory is short, training waits instead."""
+        """Return whether there is memory for a copy; where it is short, training waits instead."""
         free = available_bytes(torch.device("cpu")) / self._runtime.local_world_size
         needed = local_bytes(tensors)
         if needed <= _STAGING_SHARE * free:

@@ -157,3 +157,16 @@ def test_a_copy_has_every_kind_of_tensor_and_reuses_its_memory(runtime):
     assert second["a"]["plain"].tolist() == [2, 2]
     assert places == [second["a"]["plain"].data_ptr(), second["a"]["sharded"].to_local().data_ptr()]
     assert local_bytes(state) == 4 + 32
+
+
+def test_the_first_checkpoint_too_is_copied_into_memory_that_is_there_already(tmp_path, runtime):
+    def places() -> dict[str, int]:
+        return {name: memory.data_ptr() for name, memory in writes._staging._memory.items()}
+
+    writes = saver_of(tmp_path, runtime, [])
+    state = {"w": torch.ones(3), "b": {"c": torch.ones(2)}}
+    writes.prepare(state)
+    before = places()
+    writes.save(state, 1, {})
+    writes.wait()
+    assert set(before) == {"w", "b.c"} and places() == before
