@@ -51,6 +51,8 @@ CHOICES: dict[str, ParallelConfig] = {
     ),
 }
 
+_NUDGED = "ddp, nudged"
+
 
 def live_storages() -> dict[int, int]:
     """Return the bytes of every storage that a tensor of this process has, by address."""
@@ -90,13 +92,22 @@ def new_bytes(known: set[int]) -> int:
     return sum(size for address, size in live_storages().items() if address not in known)
 
 
-def measure(config: TrainConfig, batches: list[Batch], runtime: Runtime) -> dict[str, Any]:
-    """Train on `batches`; return losses, bytes and milliseconds of this rank."""
+def measure(
+    config: TrainConfig, batches: list[Batch], runtime: Runtime, nudge: bool = False
+) -> dict[str, Any]:
+    """Train on `batches`; return losses, bytes and milliseconds of this rank.
+
+    nudge: begin with dense weights that are another by a unit in the last place.
+    """
     torch.manual_seed(runtime.seed)
     gc.collect()
     known = set(live_storages())
     gc.freeze()  # what is there already need not be looked through again
     training = build_training(config, runtime)
+    if nudge:
+        with torch.no_grad():
+            for weight in training.parallel.dense_parameters.values():
+                weight.mul_(1 + 2.0**-23)
     tables = [
         *training.parallel.module.state_dict().values(),
         *(value for _, value in flatten(fused_tensors(training.parallel.fused_optimizer))),
@@ -155,8 +166,9 @@ def main() -> None:
     batches = [batch for batch, _ in zip(loader, range(options.steps), strict=False)]
     loader.close()
     expected: list[float] = []
-    for name, parallel in CHOICES.items():
-        found = measure(dataclasses.replace(config, parallel=parallel), batches, runtime)
+    for name, parallel in {**CHOICES, _NUDGED: CHOICES["ddp"]}.items():
+        chosen = dataclasses.replace(config, parallel=parallel)
+        found = measure(chosen, batches, runtime, nudge=name == _NUDGED)
         expected = expected or found["losses"]
         pairs = zip(found["losses"], expected, strict=True)
         worst = max(abs(a - b) / b for a, b in pairs)
