@@ -13,18 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.runs import DASH, is_number, written
+from pipelines.trust import METRICS
 
 STAGES = ("days", "candidate", "evaluation", "verdict", "publication")
 _MANIFEST = "manifest.json"
 _RUN = "run"
-_METRICS = (
-    ("AUC", "auc"),
-    ("GAUC", "gauc"),
-    ("Logloss", "logloss"),
-    ("NE", "ne"),
-    ("Calibration", "calibration"),
-    ("Test rows", "rows"),
-)
+_METRICS = (*METRICS, ("Test rows", "rows"))
 
 
 def is_night(path: Path) -> bool:

@@ -24,7 +24,7 @@ CALIBRATION = (
     "positives. On the diagonal a prediction means what it says; ECE is the mean distance from it."
 )
 ACTIVITY = "GAUC of users by how many test rows they have; only users with both labels have one."
-_METRICS = (
+METRICS = (
     ("AUC", "auc"),
     ("GAUC", "gauc"),
     ("Logloss", "logloss"),
@@ -41,14 +41,14 @@ def intervals(runs: Sequence[Run]) -> dict[str, Any] | None:
         if not isinstance(found, dict):
             continue
         cells = []
-        for _, key in _METRICS:
+        for _, key in METRICS:
             low, high = found.get(key) or (None, None)
             value = written(run.metrics.get(key))
             between = f" [{written(low)}, {written(high)}]" if is_number(low) else ""
             cells.append(f"{value}{between}")
         ece = run.evaluation.get("reliability", {}).get("ece")
         rows.append([run.name, *cells, written(ece)])
-    header = ["Run", *(name for name, _ in _METRICS), "ECE"]
+    header = ["Run", *(name for name, _ in METRICS), "ECE"]
     hints = {"ECE": "Expected calibration error: mean distance from the diagonal"}
     return {"header": header, "rows": rows, "hints": hints, "best": {}} if rows else None
 
