@@ -91,7 +91,7 @@ def verdict(runs: Sequence[Run]) -> str:
             f"error of the difference, {lead.error:.4f}"
         )
     return (
-        f"{said} (unpaired; on the same rows the true one is smaller: `python -m trainer.compare` "
+        f"{said} (unpaired; on the same rows the true one is smaller: python -m trainer.compare "
         "finds it). The error is that of the test rows; another seed may change the order as well."
     )
 
