@@ -16,8 +16,7 @@ from torch import nn
 
 from embeddings.collection import EmbeddingLayer
 from models.batch import Batch
-
-_FIRST_DAY, _LAST_DAY = 7_305, 47_481  # 1990-01-01 and 2099-12-31, as ingestion allows
+from trainer.data.transforms import FIRST_DAY, LAST_DAY
 
 
 class Clock:
@@ -56,7 +55,7 @@ class Clock:
                 "name the schema's timestamp column, write the log in partitions dt=YYYY-MM-DD, or "
                 "use ttl_steps"
             )
-        if not _FIRST_DAY <= latest <= _LAST_DAY:
+        if not FIRST_DAY <= latest <= LAST_DAY:
             raise ValueError(
                 f"schema.timestamp: tables {self._tables} have dynamic.ttl_days, and the rows' day "
                 f"is {latest:,} days after 1970-01-01, which is not between 1990 and 2099; times "

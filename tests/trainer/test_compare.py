@@ -6,8 +6,11 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from trainer.compare import Rows, area, compare, drift, log_losses, main, order
+from trainer.compare import Answers, main, report
+from trainer.gauc import NO_USER
+from trainer.lines import compared_lines
 from trainer.metrics import Metrics
+from trainer.paired import COMPARED, Rows, area, assess, compare, drift, log_losses, order
 
 
 def rows(count=4000, noise=1.0, seed=0, users=None) -> Rows:
@@ -59,16 +62,98 @@ def test_a_worse_model_is_told_apart_with_an_interval_that_pairing_makes_narrow(
 
 def test_the_grouped_difference_is_the_metrics_own_and_its_interval_holds_it():
     good, bad = (rows(noise=noise, seed=1, users=600) for noise in (0.5, 1.5))
-    grouped = []
-    for one in (good, bad):
-        metrics = Metrics(["click"], grouped=True)
-        columns = [torch.from_numpy(part)[:, None].float() for part in one[:3]]
-        metrics.update(*columns, torch.from_numpy(one.users))
-        grouped.append(metrics.compute()["gauc"])
+    grouped = [metrics_of(one)["gauc"] for one in (good, bad)]
     found = compare(good, bad, 100)["gauc"]
     assert found["difference"] == pytest.approx(grouped[0] - grouped[1], abs=1e-6)
     low, high = found["interval"]
     assert 0 < low < found["difference"] < high
+
+
+def metrics_of(one: Rows) -> dict[str, float]:
+    metrics = Metrics(["click"])
+    columns = [torch.from_numpy(part)[:, None].float() for part in one[:3]]
+    metrics.update(*columns, torch.from_numpy(one.users))
+    return metrics.compute()
+
+
+def test_every_value_and_difference_is_that_of_the_metrics_and_lies_in_its_interval():
+    models = [rows(noise=noise, seed=1, users=600) for noise in (0.5, 1.5)]
+    found = assess(models, 60)
+    expected = [metrics_of(one) for one in models]
+    for name in COMPARED:
+        for model, own in zip(found["models"], expected, strict=True):
+            low, high = model["intervals"][name]
+            assert low < model[name] < high
+            assert model[name] == pytest.approx(own[name], abs=1e-6)
+        low, high = found["differences"][name]["interval"]
+        difference = found["differences"][name]["difference"]
+        assert low < difference < high
+        assert difference == pytest.approx(expected[0][name] - expected[1][name], abs=2e-6)
+    alone = assess(models[:1], 60)
+    assert alone == {"models": found["models"][:1]}
+
+
+def test_where_rows_do_not_define_a_metric_it_is_no_number_and_neither_is_its_interval():
+    found = assess([rows(50), rows(50, seed=2)], 10)  # each row a user of its own
+    assert np.isnan(found["models"][0]["gauc"])
+    assert np.isnan(found["differences"]["gauc"]["interval"]).all()
+    clicks = rows(50)._replace(labels=np.zeros(50))
+    differences = assess([clicks, clicks], 10)["differences"]
+    assert np.isnan(differences["auc"]["difference"])
+    assert differences["logloss"]["difference"] == 0
+
+
+def test_strangers_are_drawn_one_by_one():
+    models = [rows(noise=noise, seed=1) for noise in (0.5, 1.0)]
+    strangers = [one._replace(users=np.full(len(one.users), NO_USER)) for one in models]
+    widths = [np.diff(compare(*pair, 100)["auc"]["interval"])[0] for pair in (models, strangers)]
+    assert widths[1] == pytest.approx(widths[0], rel=0.4)
+    assert np.isnan(compare(*strangers, 5)["gauc"]["difference"])
+
+
+def two_labels(seed, names=("click", "like")) -> Answers:
+    """Return a model's answers of two labels, a third of whose rows lack the second, in slices."""
+    one = rows(600, users=100, seed=seed)
+    third = np.arange(600) % 3 == 0
+    labels = np.stack([one.labels, 1 - one.labels], 1)
+    scores = np.stack([one.scores, 1 - one.scores], 1)
+    weights = np.stack([one.weights, np.where(third, 0, one.weights)], 1)
+    columns = tuple(part.astype(np.float32) for part in (scores, labels, weights))
+    slices = {"country": (("de", "nl", "null"), (np.arange(600) % 4 == 0).astype(np.int64))}
+    return Answers({"auc": 0.0, "rows": 600.0}, names, columns, one.users, slices)
+
+
+def test_labels_and_slices_are_compared_on_their_own_rows():
+    answers = [two_labels(2), two_labels(3)]
+    found = report(answers, 20)
+    assert found["models"][0]["auc"] == 0.0 and "intervals" in found["models"][0]
+    assert found["labels"]["click"]["differences"] == found["differences"]
+    second = [rows(600, users=100, seed=seed) for seed in (2, 3)]
+    kept = np.flatnonzero(np.arange(600) % 3)
+    second = [one.take(kept)._replace(labels=1 - one.labels[kept]) for one in second]
+    second = [one._replace(scores=1 - one.scores) for one in second]
+    expected = compare(*second, 20)["auc"]["difference"]
+    like = found["labels"]["like"]["differences"]["auc"]
+    assert like["difference"] == pytest.approx(expected, abs=1e-6)
+    parts = found["slices"]["country"]
+    assert [(one["slice"], one["rows"]) for one in parts] == [("de", 450), ("nl", 150)]
+    chosen = np.flatnonzero(np.arange(600) % 4 == 0)
+    pair = [rows(600, users=100, seed=seed).take(chosen) for seed in (2, 3)]
+    difference = compare(*pair, 20)["auc"]["difference"]
+    assert parts[1]["differences"]["auc"]["difference"] == pytest.approx(difference, abs=1e-6)
+    lines = compared_lines(["a", "b"], found)
+    assert [line.split(":")[0] for line in lines[2:]] == [
+        *("a - b", "  label click", "  label like", "  country de", "  country nl")
+    ]
+    assert all("calibration +" in line or "calibration -" in line for line in lines[2:])
+    assert compared_lines(["a"], report(answers[:1], 5))[-1].endswith("] over 150 rows")
+
+
+def test_only_the_labels_of_both_models_are_compared():
+    found = report([two_labels(2), two_labels(3, ("click", "share"))], 5)
+    assert "labels" not in found
+    with pytest.raises(ValueError, match="predict different rows"):
+        report([two_labels(2), two_labels(2)._replace(users=np.arange(600))], 5)
 
 
 def test_rows_of_one_user_are_drawn_together():

@@ -5,6 +5,7 @@ import collections
 import decimal
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +15,14 @@ from sklearn.metrics import roc_auc_score
 
 from embeddings.schema import Label, Schema, SparseFeature, Table
 from tests.support import runs
+from trainer import compare
 from trainer.data.loader import LoaderConfig
-from trainer.data.parquet import discover
-from trainer.data.slicing import find_slices
-from trainer.evaluate import Detail, evaluate, evaluate_checkpoint, open_checkpoint
+from trainer.data.parquet import LogFile, discover
+from trainer.data.slicing import find_days, find_slices
+from trainer.evaluate import Detail, evaluate_checkpoint
 from trainer.manifest import complete
 from trainer.schemas import demo
-from trainer.slices import _side_schema
+from trainer.slices import SliceCodes, _side_schema
 
 SLICES = ("note", "price", "day", "user_id", "country")
 
@@ -43,18 +45,9 @@ def sliced(runtime, checkpoint, data):
 
 
 def predictions(runtime, checkpoint, data):
-    """Labels and scores of all rows, in the order of the files."""
-    opened = open_checkpoint(checkpoint, str(data), (":".join(runs.DAYS), ""), runtime)
-    kept = []
-    evaluate(
-        opened.pipeline,
-        opened.loader,
-        opened.config,
-        lambda found: kept.append(
-            np.stack([found.labels[:, 0], found.probabilities[:, 0]])[:, : found.num_examples]
-        ),
-    )
-    return np.concatenate(kept, 1)
+    """What the comparison keeps of all rows, in the order of the files."""
+    answers = compare.predict(checkpoint, str(data), (":".join(runs.DAYS), ""), runtime, SLICES)
+    return answers, compare.report([answers, answers], 4)
 
 
 @pytest.mark.dist
@@ -67,7 +60,13 @@ def test_slices_hold_the_rows_and_metrics_of_their_values(logs, processes, tmp_p
     (checkpoint,) = complete(tmp_path / "run" / "checkpoints")
     first, second = processes.run(sliced, checkpoint, logs)
     assert str(first) == str(second)  # NaN, too
-    (label, score), *_ = processes.run(predictions, checkpoint, logs, world_size=1)
+    ((answers, compared),) = processes.run(predictions, checkpoint, logs, world_size=1)
+    score, label, _ = (one[:, 0] for one in answers.columns)
+    for column in SLICES:
+        parts = [(one["slice"], one["rows"]) for one in compared["slices"][column]]
+        assert parts == [(one["slice"], one["rows"]) for one in first["slices"][column]]
+        moves = [one["differences"]["auc"]["difference"] for one in compared["slices"][column]]
+        assert not np.nan_to_num(moves).any(), "a model is no different from itself"
     table = pq.ParquetDataset(sorted(map(str, logs.rglob("*.parquet"))), partitioning=None).read()
     days = [path.parent.name[3:] for path in sorted(logs.rglob("*.parquet"))]
     rows = [pq.read_metadata(path).num_rows for path in sorted(logs.rglob("*.parquet"))]
@@ -173,6 +172,8 @@ def rows_by_slice(folder, *parts):
             [pa.array([2**60, 2**60 + 1, 2**60 + 1])],
             {str(2**60): 1, str(2**60 + 1): 2},
         ),
+        # Ids beyond 2^63, whose bits are kept.
+        ([pa.array([2**63 + 5, 7, 7], pa.uint64())], {str(2**63 + 5): 1, "7": 2}),
         # Nothing but nulls in the first file.
         ([pa.nulls(2), pa.array(["x", "y"])], {"x": 1, "y": 1, "null": 2}),
     ],
@@ -200,3 +201,65 @@ def test_values_that_no_slice_can_hold_are_refused_before_anything_is_read(
 ):
     with pytest.raises(ValueError, match=f"--slice-by x: {message}"):
         rows_by_slice(tmp_path / "log", *parts)
+
+
+def test_numbers_beyond_the_sign_are_binned_as_what_they_are(tmp_path):
+    found = rows_by_slice(tmp_path / "log", pa.array([2**62 + i * 2**56 for i in range(40)]))
+    large = pa.array([2**62 + i * 2**56 for i in range(40)], pa.uint64())
+    assert rows_by_slice(tmp_path / "other", large) == found
+    larger = pa.array([2**63 + i * 2**57 for i in range(40)] + [1, 2], pa.uint64())
+    found = rows_by_slice(tmp_path / "larger", larger)
+    assert sum(found.values()) == 42
+    assert not any("-" in name for name in found)
+    assert max(found.values()) <= 6
+
+
+DAY_MS = 86_400_000
+
+
+def without_days(folder, *times):
+    """Write files without days whose rows have these times, and return them."""
+    folder.mkdir()
+    for number, part in enumerate(times):
+        table = pa.table({"timestamp": part}).append_column("click", pa.nulls(len(part)))
+        pq.write_table(table.append_column("like", table["click"]), folder / f"{number}.parquet")
+    metas = {path: pq.read_metadata(path) for path in sorted(folder.iterdir())}
+    return [LogFile(path=str(path), row_group_rows=(m.num_rows,)) for path, m in metas.items()]
+
+
+def test_where_no_folder_names_a_day_the_schemas_time_does(tmp_path, logs):
+    config = runs.small("dlrm.demo", logs)
+    first = 20_454 + np.arange(10) // 4  # 2026-01-01 on
+    times = pa.array(first * DAY_MS + DAY_MS - 1)
+    later = pa.array((20_456 + np.arange(5)) * DAY_MS).cast(pa.timestamp("ms"))
+    files = without_days(tmp_path / "log", times, later.cast(pa.timestamp("us")))
+    found = {}
+    for world_size in (1, 2):
+        ranks = [
+            SimpleNamespace(rank=rank, world_size=world_size, is_first=True)
+            for rank in range(world_size)
+        ]
+        days = []
+        for rank in ranks:
+            codes = SliceCodes("day", config, files, rank)  # type: ignore[arg-type]
+            own = len(times) + len(later) if world_size == 1 else 8 - rank.rank
+            batches = [codes.of(rows) for rows in (3, 0, own - 3)]
+            days += [codes.names[one] for one in np.concatenate(batches)]
+            codes.close()
+        found[world_size] = collections.Counter(days)
+    assert found[1] == found[2]
+    assert found[1] == {
+        **{"2026-01-01": 4, "2026-01-02": 4, "2026-01-03": 3},
+        **{f"2026-01-0{day}": 1 for day in range(4, 8)},
+    }
+
+
+def test_times_that_are_no_milliseconds_are_refused_as_days(tmp_path):
+    files = without_days(tmp_path / "log", pa.array([1_767_225_600]))
+    with pytest.raises(ValueError, match="20 days after 1970-01-01, which is not between 1990 and"):
+        find_days("timestamp", files)
+    many = pa.array((20_454 + np.arange(1_001)) * DAY_MS)
+    with pytest.raises(ValueError, match="expected at most 1,000 days, got 1,001 in column 'tim"):
+        find_days("timestamp", without_days(tmp_path / "many", many))
+    with pytest.raises(ValueError, match=r"--slice-by day: .*dt=YYYY-MM-DD folders or a schema's"):
+        find_slices("day", files, demo())

@@ -26,10 +26,12 @@ from embeddings.schema import Schema
 from models.batch import Batch
 from trainer.data.columns import kind_of, to_floats, to_integers
 from trainer.data.parquet import LogFile
+from trainer.data.transforms import FIRST_DAY, LAST_DAY, to_days
 
 DAY = "day"
 _TOP = 20
 _BINS = 10
+_MAX_DAYS = 1_000
 _MAX_VALUES = 1_000_000
 _IDS = ("text", "date")
 _RESERVED = ("others", "null")
@@ -80,7 +82,11 @@ def find_slices(column: str, files: Sequence[LogFile], schema: Schema) -> Slicin
             f"--slice-by {column}: expected finite 32-bit numbers, got {bad:g} in the test rows; "
             "choose another column, or write such values as nulls"
         )
+    unsigned = kind == "integer" and _unsigned(column, files)
     if not as_ids and len(values) > _TOP:
+        if unsigned:  # as numbers, for which the loader takes them
+            values = values.view(np.uint64).astype(np.float64)
+            values, counts = values[order := np.argsort(values)], counts[order]
         shares = np.cumsum(counts) / counts.sum()
         edges = _narrow(np.interp(np.linspace(0, 1, _BINS + 1)[1:-1], shares, values))
         ends = _written(edges)
@@ -95,7 +101,8 @@ def find_slices(column: str, files: Sequence[LogFile], schema: Schema) -> Slicin
         labels = _names(column, files, ids)
     else:
         texts = _noted(column, files)
-        labels = [texts.get(one, str(one)) for one in ids.tolist()]
+        shown = (ids.view(np.uint64) if unsigned else ids).astype(str).tolist()
+        labels = [texts.get(id_) or own for id_, own in zip(ids.tolist(), shown, strict=True)]
     order = np.argsort(ids)
     return Slicing(
         column=column,
@@ -103,6 +110,35 @@ def find_slices(column: str, files: Sequence[LogFile], schema: Schema) -> Slicin
         keys=ids[order] if len(ids) else np.array([MISSING_ID]),
         codes=order if len(ids) else np.zeros(1, np.int64),
     )
+
+
+def has_column(column: str, files: Sequence[LogFile]) -> bool:
+    """Return whether the first file has a column of that name."""
+    return any(column in pq.read_schema(file.path).names for file in files[:1])
+
+
+def find_days(column: str, files: Sequence[LogFile]) -> NDArray[np.int64]:
+    """Return the days since 1970, ascending, of the test files' times.
+
+    Raises:
+        ValueError: a day is not between 1990 and 2099, or there are too many to be slices.
+    """
+    days = np.empty(0, np.int64)
+    for chunk in _chunks(column, files):
+        days = np.union1d(days, to_days(chunk.drop_null()))
+    wrong = days[(days < FIRST_DAY) | (days > LAST_DAY)]
+    if len(wrong):
+        raise ValueError(
+            f"--slice-by {DAY}: column {column!r} (the schema's timestamp) gives a day "
+            f"{wrong[0]:,} days after 1970-01-01, which is not between 1990 and 2099; times are "
+            "milliseconds since 1970, or timestamps"
+        )
+    if len(days) > _MAX_DAYS:
+        raise ValueError(
+            f"--slice-by {DAY}: expected at most {_MAX_DAYS:,} days, got {len(days):,} in column "
+            f"{column!r} (the schema's timestamp); choose fewer test rows"
+        )
+    return days
 
 
 def _kind(column: str, files: Sequence[LogFile]) -> str:
@@ -116,7 +152,8 @@ def _kind(column: str, files: Sequence[LogFile]) -> str:
         columns = pq.read_schema(file.path)
         times = columns.names.count(column)
         if not times:
-            days = " (`day` slices logs in dt=YYYY-MM-DD folders)" if column == DAY else ""
+            days = " (`day` needs dt=YYYY-MM-DD folders or a schema's timestamp)"
+            days = days if column == DAY else ""
             raise ValueError(
                 f"--slice-by {column}: {file.path} has no such column"
                 f"{suggest(column, columns.names)}{days}; columns: {columns.names}"
@@ -137,6 +174,11 @@ def _kind(column: str, files: Sequence[LogFile]) -> str:
             f"in {second}; choose another, or write one of the files again"
         )
     return "float" if "float" in kinds else next(iter(kinds), "null")
+
+
+def _unsigned(column: str, files: Sequence[LogFile]) -> bool:
+    """Return whether the column is of 64-bit numbers without a sign, whose bits ids keep."""
+    return all(pq.read_schema(file.path).field(column).type == pa.uint64() for file in files)
 
 
 def _bins(column: str, edges: NDArray[np.float64], names: Sequence[str]) -> Slicing:

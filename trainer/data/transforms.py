@@ -2,8 +2,8 @@
 """The transforms of a schema: columns -> table rows, dense numbers, labels and weights.
 
 Row 0 is the row of missing ids; values occupy rows 1 to E - 1 (see `SparseFeature`). Dynamic tables
-get ids as they are. The
-logarithmic buckets are those that the FuxiCTR preprocessing gives Criteo's counts: floor(ln(x)^2).
+get ids as they are. The logarithmic buckets are those that the FuxiCTR preprocessing gives Criteo's
+counts: floor(ln(x)^2).
 
 Shapes: N values, E table rows, B rows, C dense features, K labels.
 """
@@ -20,6 +20,7 @@ from embeddings.schema import DenseFeature, Label, SparseFeature
 from trainer.data.columns import RowError, to_floats, to_integers
 from trainer.data.hashing import to_rows
 
+FIRST_DAY, LAST_DAY = 7_305, 47_481  # 1990-01-01 and 2099-12-31, as ingestion allows
 HOURS_OF = {"hour_of_day": 24, "hour_of_week": 168}
 _UNITS_PER_HOUR = {"s": 3_600, "ms": 3_600_000, "us": 3_600_000_000, "ns": 3_600_000_000_000}
 _DAYS_SINCE_MONDAY = 3  # 1970-01-01 was a Thursday
@@ -70,10 +71,15 @@ def middle_day(times: pa.Array) -> int:
     """
     if not len(times):
         return 0
+    days = to_days(times)
+    middle = (len(days) - 1) // 2
+    return int(np.partition(days, middle)[middle])
+
+
+def to_days(times: pa.Array) -> np.ndarray:
+    """Return the days, since the epoch, of N times (milliseconds or timestamps); null is day 0."""
     unit = times.type.unit if pa.types.is_timestamp(times.type) else "ms"
-    values, _ = to_integers(times, "timestamp")
-    middle = (len(values) - 1) // 2
-    return int(np.partition(values, middle)[middle]) // (24 * _UNITS_PER_HOUR[unit])
+    return to_integers(times, "timestamp")[0] // (24 * _UNITS_PER_HOUR[unit])
 
 
 def dense_matrix(
