@@ -40,7 +40,7 @@ from trainer.parallelize import ParallelConfig
 from trainer.policies import InheritConfig
 from trainer.precision import PrecisionConfig
 from trainer.runtime import RuntimeConfig
-from trainer.settings import check_words, last_value
+from trainer.settings import check_words, last_value, without_replaced
 from trainer.telemetry import TelemetryConfig
 
 
@@ -227,7 +227,7 @@ def apply_overrides(config: TrainConfig, arguments: Sequence[str]) -> TrainConfi
         with contextlib.redirect_stderr(errors):
             config = tyro.cli(
                 tyro.conf.AvoidSubcommands[TrainConfig],
-                default=config,
+                default=without_replaced(config, arguments),
                 args=list(arguments),
                 prog="python -m trainer.train RECIPE",
                 console_outputs=True,

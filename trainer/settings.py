@@ -97,6 +97,28 @@ def check_words(config: Any, words: Sequence[str]) -> None:
             )
 
 
+def without_replaced(config: Any, words: Sequence[str]) -> Any:
+    """Return `config` with every mapping empty that `words` give anew.
+
+    The parser offers a mapping that has pairs as one setting a pair, and would know neither the
+    mapping's own name nor another key.
+    """
+    given = {word.partition("=")[0].replace("_", "-") for word in words}
+
+    def emptied(value: Any, prefix: str) -> Any:
+        changes = {}
+        for item in dataclasses.fields(value):
+            child, name = getattr(value, item.name), f"{prefix}{item.name.replace('_', '-')}"
+            if dataclasses.is_dataclass(child):
+                inner = emptied(child, f"{name}.")
+                changes |= {item.name: inner} if inner is not child else {}
+            elif isinstance(child, dict) and child and name in given:
+                changes[item.name] = {}
+        return dataclasses.replace(value, **changes) if changes else value
+
+    return emptied(config, "--")
+
+
 def last_value(words: Sequence[str], name: str) -> str:
     """Return the last value that `words` give to the setting `name`, or an empty string."""
     value = ""

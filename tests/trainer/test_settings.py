@@ -165,8 +165,9 @@ def test_the_long_help_describes_what_the_short_one_lists(capsys):
     assert "--loader.batch-size" in text
 
 
-def test_settings_can_be_replaced_by_their_own_written_values():
-    config = load_recipe("dlrm.demo")
+@pytest.mark.parametrize("name", ["dlrm.demo", "dlrm.globo"])  # globo has a mapping with a pair
+def test_settings_can_be_replaced_by_their_own_written_values(name):
+    config = load_recipe(name)
     words = [
         word
         for line in describe_settings(config).splitlines()
@@ -175,6 +176,21 @@ def test_settings_can_be_replaced_by_their_own_written_values():
     ]
     assert len(words) > 40
     assert apply_overrides(config, words) == dataclasses.replace(config)
+
+
+@pytest.mark.parametrize(
+    ("words", "rates"),
+    [
+        (["--sparse.table-learning-rates", "article", "0.5"], {"article": 0.5}),
+        (["--sparse.table_learning_rates", "user", "0.5"], {"user": 0.5}),
+        (["--sparse.table-learning-rates"], {}),
+        (["--sparse.learning-rate", "0.5"], {"user": 0.01}),
+    ],
+)
+def test_a_mapping_that_a_recipe_fills_is_given_anew_as_a_whole(words, rates):
+    config = load_recipe("dlrm.globo")
+    assert config.sparse.table_learning_rates == {"user": 0.01}
+    assert apply_overrides(config, words).sparse.table_learning_rates == rates
 
 
 def test_no_overrides_change_nothing():
