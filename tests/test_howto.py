@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every command of the how-tos and the README is one that its program takes; their code runs."""
+"""Every command of the how-tos, README and runbook is one that its program takes; code runs."""
 
 import contextlib
 import importlib
@@ -19,17 +19,12 @@ from trainer.settings import setting_names
 
 ROOT = Path(__file__).resolve().parents[1]
 HOWTOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
-DOCUMENTS = [ROOT / "README.md", *HOWTOS]
+RUNBOOK = ROOT / "deploy" / "RUNBOOK.md"
+DOCUMENTS = [ROOT / "README.md", RUNBOOK, *HOWTOS]
 # What is no program of ours; torchx and Slurm are in tests/deploy.
 FOREIGN = (
-    "git",
-    "cd",
-    "make",
-    "source",
-    "kubectl",
-    "sbatch",
-    "torchx",
-    "PIP_EXTRA_INDEX_URL=<that",
+    *("git", "cd", "make", "source", "kubectl", "sbatch", "torchx", "PIP_EXTRA_INDEX_URL=<that"),
+    *("curl", "df", "dmesg", "grep", "head", "iostat", "ls", "nproc", "ps", "py-spy", "rm", "tail"),
 )
 
 
@@ -40,10 +35,21 @@ def blocks(path: Path, kind: str) -> list[str]:
 
 
 def commands(path: Path) -> list[list[str]]:
+    """The commands of the blocks and those within sentences, each as its words."""
+    text = path.read_text("utf-8")
     lines = [
-        line for text in blocks(path, "bash") for line in text.replace("\\\n", " ").splitlines()
+        line for block in blocks(path, "bash") for line in block.replace("\\\n", " ").splitlines()
     ]
-    return [shlex.split(line) for line in lines if line.strip() and not line.startswith("#")]
+    lines += re.findall(r"`((?:python|torchrun) -m [^`]+)`", re.sub(r"\s*\n\s*|\\\|", " ", text))
+    found: list[list[str]] = [[]]
+    for line in lines:
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="|;")
+        lexer.whitespace_split, lexer.commenters = True, "#"
+        for word in lexer:
+            found[-1] += [word] if word not in ("|", ";") else []
+            found += [[]] if word in ("|", ";") else []
+        found.append([])
+    return [words for words in found if words]
 
 
 def help_of(module: str, words: list[str], monkeypatch) -> str:
@@ -61,13 +67,16 @@ def test_every_command_is_one_that_its_program_takes(path, monkeypatch):
             continue
         assert words[0] in ("python", "torchrun"), words
         module, rest = words[words.index("-m") + 1], words[words.index("-m") + 2 :]
-        given = [word.partition("=")[0] for word in rest if word.startswith("--")]
+        given = [word.strip("[]").partition("=")[0] for word in rest if "--" in word[:3]]
         if module == "trainer.train" and not rest[0].startswith("-"):
-            known = {"--output", "--help", "--help-all", *setting_names(load_recipe(rest[0]))}
-            assert set(given) <= known, words
+            recipe = rest[0] if "." in rest[0] else "dlrm.demo"  # NAME stands for any
+            known = {"--output", "--help", "--help-all", "--section.field"}
+            assert set(given) <= {*known, *setting_names(load_recipe(recipe))}, words
             continue
         text = help_of(module, [rest[0]] if module == "pipelines.run" else [], monkeypatch)
+        passed_on = set(setting_names(load_recipe("dlrm.demo")))
         missing = [name for name in given if not re.search(rf"{name}\b", text)]
+        missing = [name for name in missing if "." not in name or name not in passed_on]
         assert not missing, f"{words}: {missing} not in the help of {module}"
 
 

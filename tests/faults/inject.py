@@ -72,6 +72,13 @@ def _clock(fault: dict[str, Any]) -> None:
     time.time = jumped
 
 
+def _wait(fault: dict[str, Any]) -> None:
+    """Stand still, with all threads but this one going on, until `fault["until"]` is there."""
+    deadline = time.monotonic() + 60
+    while not Path(fault["until"]).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def _worker(_: dict[str, Any]) -> None:
     """Kill a loader worker of this process."""
     found = [p for p in _descendants(os.getpid()) if b"forkserver" in _command(p)]
@@ -87,6 +94,7 @@ ACTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
     "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
     "hang": lambda _: time.sleep(600),
     "clock": _clock,
+    "wait": _wait,
     "worker": _worker,
 }
 

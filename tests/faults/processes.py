@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import time
+import urllib.request
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.faults import job
 from tests.faults.fault import at, fault, wait_for
@@ -17,13 +22,47 @@ from tests.faults.harness import JOB_SECONDS, Place, expect
 
 @fault("SIGKILL of rank 1", quick=True)
 def rank_1_dies(place: Place) -> str:
-    """All ranks fail within seconds; resumed, the run is the undisturbed one."""
+    """A scrape shows it no more, and rank 0 still; then all ranks fail within seconds; resumed, the
+    run is the undisturbed one.
+    """
+    gone = place.folder / "gone"
+    stand_still = at(5, "wait", None, again=True, until=str(gone))
+    ranks = place.start(faults=[stand_still])
+    note = place.output / "exporter-0.json"
+
+    def alive() -> set[str]:
+        return _series(note).get("fullrank_rank_step", {}).keys()
+
+    wait_for(lambda: place.fired(stand_still) and note.exists(), place.tail(ranks))
+    wait_for(lambda: alive() == {"0", "1"}, f"expected two ranks in a scrape, got {alive()}")
     started = time.monotonic()
-    place.fail(at(5, "kill", 1))
+    os.kill(ranks[1].pid, signal.SIGKILL)
+    wait_for(lambda: alive() == {"0"}, f"expected rank 0 alone in a scrape, got {alive()}")
     seconds = time.monotonic() - started
+    expect(seconds < 10, f"a killed rank was shown for {seconds:.1f} s")
+    found = _series(note)
+    numbers = [found[f"fullrank_{name}"][""] for name in ("ranks", "ranks_expected")]
+    expect(numbers == [1, 2], f"expected 1 of 2 ranks, got {numbers}")
+    shown = [name for name, values in found.items() if "1" in values]
+    expect(not shown, f"series of the rank that is gone: {shown}")
+    gone.touch()
+    codes = place.wait(ranks)
+    expect(0 not in codes, f"expected every rank to fail, got {codes}")
     expect(place.steps[-1] in ("step-4", "step-2"), f"newest checkpoint: {place.steps}")
     place.finish()
-    return f"failed after {seconds:.0f} s; {place.equals_reference()}"
+    return f"gone from a scrape after {seconds:.2f} s; {place.equals_reference()}"
+
+
+def _series(note: Path) -> dict[str, dict[str, float]]:
+    """Return what the exporter of a note says: by name, the value of each rank ('': of none)."""
+    ((target,),) = (one["targets"] for one in json.loads(note.read_text("utf-8")))
+    with urllib.request.urlopen(f"http://{target}/metrics", timeout=5) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        samples = [sample for family in families for sample in family.samples]
+    found: dict[str, dict[str, float]] = {}
+    for sample in samples:
+        found.setdefault(sample.name, {})[sample.labels.get("rank", "")] = sample.value
+    return found
 
 
 @fault("SIGKILL of rank 0, which writes the manifests")
