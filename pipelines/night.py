@@ -7,6 +7,7 @@
   evaluation   candidate and base on day D, which neither has seen: metrics, paired differences
   verdict      the gates (`pipelines/gates.py`): promote, or refuse with every reason
   publication  the candidate is kept under its date; the pointer to the serving model moves last
+  registration where there is --mlflow: its server learns of it (`pipelines/tracking.py`)
 
 A candidate reads its days through links in a folder of the night's own, so that exactly those count
 that were chosen, whatever lies between them.
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from embeddings.schema import Schema
-from pipelines import launch
+from pipelines import launch, tracking
 from pipelines.deliveries import Intake
 from pipelines.discovery import Known
 from pipelines.drift import DayStatistics, DriftConfig, refused_days
@@ -33,6 +34,7 @@ from pipelines.lock import Lock
 from pipelines.publish import Store
 from pipelines.stage import RefusedError, Stage, Work
 from pipelines.tables import table
+from pipelines.tracking import MlflowConfig
 from trainer.policies import resolve_local
 
 REFUSED = 3
@@ -47,7 +49,7 @@ class NightConfig:
     store: of published models. date: the day to evaluate on. new: the days that may train. known:
     what the model to start from was trained on. intake: of raw days, and `raw_days`: those to look
     at; None: the days in `data` are typed already. accept: days that the drift check lets pass.
-    has_warmup: whether the tower has a warm-up form.
+    has_warmup: whether the tower has a warm-up form. mlflow: the server to tell, if any.
     """
 
     store: Store
@@ -66,6 +68,7 @@ class NightConfig:
     drift: DriftConfig
     gate: GateConfig
     launch: LaunchConfig
+    mlflow: MlflowConfig | None = None
 
     def stages(self) -> list[Stage]:
         """Return the night's stages."""
@@ -80,17 +83,20 @@ class NightConfig:
             made = {"raw": self.intake.raw, "stamps": stamps}
             stages.append(Stage(make=self.partitions, config=made, lost=self.unpartitioned))
         before = tuple(stage.name for stage in stages)
+        decided = ("days", "candidate", "evaluation", "verdict")
+        last: list[Stage] = []
+        if self.mlflow is not None:
+            server = {"uri": self.mlflow.public, "model": self.mlflow.model}
+            inputs = (*decided, "publication")
+            last.append(Stage(make=self.registration, inputs=inputs, config=server))
         return [
             *stages,
             Stage(make=self.days, inputs=before, sources=parts, config=config),
             Stage(make=self.candidate, inputs=("days",), config=shared),
             Stage(make=self.evaluation, inputs=("days", "candidate"), config=comparison),
             Stage(make=self.verdict, inputs=("days", "evaluation"), config=gate),
-            Stage(
-                make=self.publication,
-                inputs=("days", "candidate", "evaluation", "verdict"),
-                lost=self.unpublished,
-            ),
+            Stage(make=self.publication, inputs=decided, lost=self.unpublished),
+            *last,
         ]
 
     def partitions(self, work: Work) -> dict[str, Any]:
@@ -194,13 +200,16 @@ class NightConfig:
     def publication(self, work: Work) -> dict[str, Any]:
         """Keep the candidate where it belongs; move the pointer last."""
         promote, days = work.metrics["verdict"]["promote"], work.metrics["days"]
+        found = work.metrics["evaluation"]
         model = {
             "recipe": self.recipe,
             "base": self.known.base,
             "trained_through": max(days["new"][-1], self.known.through),
             "days": days["prints"],
             "skipped": days["skipped"],
-            "metrics": work.metrics["evaluation"]["models"][0],
+            "metrics": found["models"][0],
+            "before": [*found["models"], None][1],
+            "differences": found.get("differences"),
             "reasons": work.metrics["verdict"]["reasons"],
         }
         checkpoint = resolve_local(work.inputs["candidate"] / RUN)
@@ -213,6 +222,12 @@ class NightConfig:
             if promote and serving != self.store.serving():
                 self.store.point(serving, "promoted by its night")
         return {"promoted": promote, "summary": "published" if promote else "refused"}
+
+    def registration(self, work: Work) -> dict[str, Any]:
+        """Tell the MLflow server what it does not know yet; the files have it already."""
+        assert self.mlflow is not None
+        again = "run the same command again, which tells the server and does nothing else"
+        return {"summary": tracking.tell(self.store, self.mlflow, again)}
 
     def unpublished(self, metrics: Mapping[str, Any]) -> str:
         """Say what is gone of what a finished publication has left in the store."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from embeddings.schema import Schema
-from pipelines import launch, night_metrics
+from pipelines import launch, night_metrics, tracking
 from pipelines.deliveries import Intake
 from pipelines.discovery import Choice, Known, days_of_refused, known_to
 from pipelines.drift import DriftConfig
@@ -75,6 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "overrides", nargs="*", metavar="-- --section.field VALUE", help="settings of the recipe"
     )
     launch.add_options(parser, retries=1)
+    tracking.add_options(parser)
 
 
 def each(options: argparse.Namespace) -> list[argparse.Namespace]:
@@ -172,6 +173,7 @@ def build(options: argparse.Namespace) -> Pipeline:
         drift=read_thresholds("drift", DriftConfig, options),
         gate=read_thresholds("gate", GateConfig, options),
         launch=launch.from_options(options),
+        mlflow=tracking.from_options(options),
     )
     folder = output / "nights" / options.date
     return Pipeline(stages=night.stages(), folder=folder, conclude=night.conclude)

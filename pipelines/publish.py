@@ -12,6 +12,9 @@ with the reason beside them.
   python -m pipelines.publish DIR                              lists the models
   python -m pipelines.publish DIR --rollback [--reason TEXT]   serves the model before this one
   python -m pipelines.publish DIR --serve DATE                 serves the model of that date
+  python -m pipelines.publish DIR --mlflow URI                 tells an MLflow server all of it
+
+Where nights are told to an MLflow server, it follows a rollback, too (`pipelines/tracking.py`).
 
 Exit codes: 0 done; 1 it failed; 2 there is no such folder or model, or a file of it is damaged.
 """
@@ -29,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.lock import Lock, LockedError
+from pipelines.stage import StageError
 from pipelines.tables import table
 from trainer.curves import write_json
 
@@ -119,10 +123,10 @@ class Store:
         self.point(date, reason)
         return date
 
-    def _why_withdrawn(self, kind: str, date: str) -> list[str]:
-        """Return the reason for which a model was withdrawn, if it was."""
-        note = self.folder / kind / date / _WITHDRAWN
-        return [_read(note, "reason")["reason"]] if note.exists() else []
+    def why_withdrawn(self, date: str) -> str:
+        """Return the reason for which a published model was withdrawn, empty if it was not."""
+        note = self.folder / "models" / date / _WITHDRAWN
+        return (_read(note, "reason")["reason"] or "by hand") if note.exists() else ""
 
     def describe(self) -> str:
         """Return a line a model: date, state, days it was trained through, AUC, reason."""
@@ -133,9 +137,12 @@ class Store:
                 state = "withdrawn" if model["withdrawn"] else state
                 state = "serving" if kind == "models" and date == serving else state
                 auc = model.get("metrics", {}).get("auc")
-                reasons = "; ".join([*model.get("reasons", []), *self._why_withdrawn(kind, date)])
+                withdrawn = self.why_withdrawn(date) if kind == "models" else ""
+                reasons = [*model.get("reasons", []), *([withdrawn] if withdrawn else [])]
                 shown = f"{auc:.4f}" if auc is not None else "-"
-                rows.append((date, state, model.get("trained_through", ""), shown, reasons))
+                rows.append(
+                    (date, state, model.get("trained_through", ""), shown, "; ".join(reasons))
+                )
         return table(("date", "state", "trained through", "auc", "reasons"), sorted(rows))
 
 
@@ -159,6 +166,8 @@ def _link(source: str, target: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    from pipelines import tracking  # which knows stores
+
     parser = argparse.ArgumentParser(
         prog="python -m pipelines.publish",
         description=__doc__,
@@ -168,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rollback", action="store_true", help="serve the model before this one")
     parser.add_argument("--serve", default="", metavar="DATE", help="serve the model of that date")
     parser.add_argument("--reason", default="by hand", help="noted beside the model")
+    tracking.add_options(parser)
     options = parser.parse_args(arguments)
     store = Store(options.folder)
     try:
@@ -181,9 +191,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise ValueError("--serve and --rollback: expected one of them, got both")
             with Lock(options.folder):
                 act = store.serve if options.serve else lambda _, why: store.roll_back(why)
-                print(f"serving: {act(options.serve, options.reason)}")
-        print(store.describe())
-    except (ValueError, LockedError, OSError) as error:
+                print(f"serving: {act(options.serve, options.reason)}", flush=True)
+        print(store.describe(), flush=True)
+        given = tracking.from_options(options)
+        moved = options.rollback or options.serve
+        server = given or (tracking.remembered(store) if moved else None)
+        if server is not None:
+            again = f"run python -m pipelines.publish {options.folder} --mlflow {server.public}"
+            print(f"{server.public}: {tracking.tell(store, server, again)}")
+    except (ValueError, LockedError, StageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     return 0

@@ -199,7 +199,8 @@ def test_lists_of_packages_are_exact_and_agree() -> None:
     cpu, gpu = lists["cpu"], lists["gpu"]
     assert {package for package in cpu if gpu.get(package) != cpu[package]} == {"fbgemm-gpu-cpu"}
     assert cpu["fbgemm-gpu-cpu"] == gpu["fbgemm-gpu"]
-    assert not lists["dev"].keys() & (cpu.keys() | gpu.keys())
+    assert not lists["mlflow"].keys() & (cpu.keys() | gpu.keys())
+    assert not lists["dev"].keys() & (cpu.keys() | gpu.keys() | lists["mlflow"].keys())
 
 
 @pytest.mark.parametrize("script", [ROOT / ".ci" / "run", *ROOT.glob("deploy/slurm/*")], ids=name)

@@ -171,6 +171,12 @@ def prepare_deepspeed(runtime: Runtime) -> None:
     os.environ["LOCAL_RANK"] = str(runtime.local_rank)
 
 
+def set_defaults(settings: Mapping[str, str]) -> None:
+    """Set what libraries read from the environment when they are imported, unless it is set."""
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
 def _read_launcher(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
     """Return rank, local rank, world size and local world size; a lone process by default."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
