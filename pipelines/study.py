@@ -2,8 +2,8 @@
 """Epochs under inheritance policies over seeds: python -m pipelines.study --data LOGS --output DIR.
 
 For each recipe and seed it runs the epochs pipeline under all policies, and the same recipe for one
-epoch alone, whose learning rate falls to zero within it; then it prints the mean of the metric on
-the validation rows over the seeds, by epoch. A study that was cut short goes on where it stopped,
+epoch alone, whose learning rate falls to zero within it (with --restart-schedule that is epoch 1);
+then it prints the mean of the metric on the validation rows over the seeds, by epoch. A study that was cut short goes on where it stopped,
 and with more recipes, seeds or policies it trains only those.
 
 Exit codes: those of `python -m pipelines.run`, of the first pipeline that did not end with 0.
@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             later = [word for pair in options.later for word in ("--later", *pair)]
             several = ["--epochs", str(options.epochs), "--policies", *options.policies, *later]
             several += ["--restart-schedule"] if options.restart_schedule else []
-            for kind, more in (("one", ["--epochs", "1"]), ("several", several)):
+            alone = [] if options.restart_schedule else [("one", ["--epochs", "1"])]
+            for kind, more in (*alone, ("several", several)):
                 folder = options.output / f"{recipe}-{seed}" / kind
                 code = run.main([*words, *more, "--output", str(folder), *settings])
                 if code != run.DONE:
@@ -54,7 +55,8 @@ def describe(options: argparse.Namespace, policies: Sequence[str]) -> str:
     rows = []
     for recipe in options.recipes:
         folders = [options.output / f"{recipe}-{seed}" for seed in options.seeds]
-        alone = [_read(folder / "one", "epoch-1", options.metric) for folder in folders]
+        one = "several" if options.restart_schedule else "one"
+        alone = [_read(folder / one, "epoch-1", options.metric) for folder in folders]
         rows.append((recipe, "one epoch alone", _mean(alone), *[""] * options.epochs))
         for policy in policies:
             stages = ["epoch-1"]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pipelines import epochs, holdout, run
+from pipelines import epochs, holdout, run, study
 from pipelines.launch import LaunchConfig
 from pipelines.stage import StageError
 from trainer.config import DataConfig, apply_overrides, load_recipe
@@ -85,6 +85,32 @@ def test_epochs_go_on_from_one_another_stop_early_and_the_best_is_tested(
     assert command(logs, output, "--epochs", "4", "--", "--loader.batch-size", "64") == 0
     again = capsys.readouterr().out
     assert "make" not in again.split("result")[0] and "[1/7]" not in again
+
+
+@pytest.mark.parametrize(("words", "alone"), [([], ".8250"), (["--restart-schedule"], ".6250")])
+def test_a_study_shows_each_epoch_of_each_policy_beside_one_epoch_alone(
+    words, alone, fake, logs, tmp_path, capsys, monkeypatch
+):
+    def train(output):  # in place of a process: .05 better with seed 1, alone better than in two
+        auc = 0.8 if "/one/" in str(output) else 0.4 if "slow-epoch-2" in str(output) else 0.6
+        (output / "run").mkdir(parents=True, exist_ok=True)
+        values = {"auc": auc + 0.05 * ("demo-1" in str(output)), "logloss": 0.5}
+        (output / "run/metrics.json").write_text(json.dumps(values))
+
+    monkeypatch.setattr(LaunchConfig, "start", lambda self, command, log, say: train(log.parent))
+    command = ["--data", str(logs), "--output", str(tmp_path / "out"), "--recipes", "dlrm.demo"]
+    command += ["--seeds", "0", "1", "--policies", "naive", "slow:dense=fresh", "--epochs", "2"]
+    command += ["--later", "slow", "--dense.learning-rate 1e-4", *words]
+    assert study.main([*command, "--", "--data.test-days", ""]) == 0
+    table = capsys.readouterr().out.split("\n\n")[-1].splitlines()
+    rows = [line.split() for line in table if line.startswith("dlrm.demo")]
+    spread = "\N{PLUS-MINUS SIGN}0.0354"
+    gain = {".8250": ("-0.2000", "-0.4000"), ".6250": ("+0.0000", "-0.2000")}[alone]
+    assert rows == [
+        ["dlrm.demo", "one", "epoch", "alone", f"0{alone}", spread],
+        ["dlrm.demo", "naive", "0.6250", spread, "0.6250", spread, gain[0]],
+        ["dlrm.demo", "slow", "0.6250", spread, "0.4250", spread, gain[1]],
+    ]
 
 
 def test_a_dry_run_prints_the_plan_and_leaves_nothing(fake, logs, tmp_path, capsys):
