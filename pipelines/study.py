@@ -3,8 +3,9 @@
 
 For each recipe and seed it runs the epochs pipeline under all policies, and the same recipe for one
 epoch alone, whose learning rate falls to zero within it (with --restart-schedule that is epoch 1);
-then it prints the mean of the metric on the validation rows over the seeds, by epoch. A study that was cut short goes on where it stopped,
-and with more recipes, seeds or policies it trains only those.
+then it prints the mean of the metric on the validation rows over the seeds, by epoch. A study that
+was cut short goes on where it stopped, and with more recipes, seeds or policies it trains only
+those.
 
 Exit codes: those of `python -m pipelines.run`, of the first pipeline that did not end with 0.
 """
