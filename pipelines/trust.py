@@ -34,32 +34,55 @@ METRICS = (
 
 
 def intervals(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """Return a table of each run's metrics with their intervals, if a run has some."""
+    """Return a table of each run's metrics with their intervals, by label, if a run has some."""
     rows = []
     for run in runs:
-        found = run.evaluation.get("intervals")
-        if not isinstance(found, dict):
-            continue
-        cells = []
-        for _, key in METRICS:
-            low, high = found.get(key) or (None, None)
-            value = written(run.metrics.get(key))
-            between = f" [{written(low)}, {written(high)}]" if is_number(low) else ""
-            cells.append(f"{value}{between}")
-        ece = run.evaluation.get("reliability", {}).get("ece")
-        rows.append([run.name, *cells, written(ece)])
+        for label, part in _parts(run):
+            found = part.get("intervals")
+            if not isinstance(found, dict):
+                continue
+            cells = []
+            for _, key in METRICS:
+                low, high = found.get(key) or (None, None)
+                value = written(run.metrics.get(f"{label}_{key}" if label else key))
+                between = f" [{written(low)}, {written(high)}]" if is_number(low) else ""
+                cells.append(f"{value}{between}")
+            ece = part.get("reliability", {}).get("ece")
+            rows.append([named(run, label), *cells, written(ece)])
     header = ["Run", *(name for name, _ in METRICS), "ECE"]
     hints = {"ECE": "Expected calibration error: mean distance from the diagonal"}
     return {"header": header, "rows": rows, "hints": hints, "best": {}} if rows else None
 
 
-def calibration(runs: Sequence[Run]) -> Markup | None:
-    """Return the calibration plot of the runs that have one."""
+def named(run: Run, label: str) -> str:
+    """Return what a run's label is called; the run alone where it has one label."""
+    return f"{run.name}: {label}" if label else run.name
+
+
+def calibrations(runs: Sequence[Run]) -> list[tuple[str, Markup]]:
+    """Return the title and the calibration plot of each label that a run has one of."""
+    labels = dict.fromkeys(label for run in runs for label, _ in _parts(run))
+    found = [(label, _calibration(runs, label, number)) for number, label in enumerate(labels)]
+    return [
+        (f"Calibration of {label}" if label else "Calibration", svg) for label, svg in found if svg
+    ]
+
+
+def _title(label: str) -> str:
+    return f"Calibration of {label}" if label else "Calibration"
+
+
+def _calibration(runs: Sequence[Run], label: str, number: int) -> Markup | None:
     lines = [
         Line(
             label=run.name,
             series=index,
-            points=[(one["prediction"], one["label"]) for one in _bins(run)],
+            points=[
+                (one["prediction"], one["label"])
+                for own, part in _parts(run)
+                if own == label
+                for one in _bins(part)
+            ],
         )
         for index, run in enumerate(runs)
     ]
@@ -69,42 +92,52 @@ def calibration(runs: Sequence[Run]) -> Markup | None:
     top = 1.05 * max(max(point) for point in points)
     lines.append(Line(label="diagonal", series=len(runs), points=[(0.0, 0.0), (top, top)]))
     axes = Axes(
-        title="Calibration",
+        title=_title(label),
         x="mean prediction",
         y="share of positives",
         y_limits=(0.0, top),
         plain_x=True,
     )
-    return Markup(chart("calibration", axes, lines))
+    return Markup(chart(f"calibration-{number}" if number else "calibration", axes, lines))
 
 
-def calibration_table(run: Run) -> dict[str, Any] | None:
-    """Return the numbers behind a run's calibration plot."""
-    rows = [
-        [
-            f"{written(one['low'])} to {written(one['high'])}",
-            *(written(one[key]) for key in ("prediction", "label")),
-            written(one["weight"], ",.0f"),
-        ]
-        for one in _bins(run)
-    ]
+def calibration_tables(run: Run) -> list[tuple[str, dict[str, Any]]]:
+    """Return the numbers behind a run's calibration plots, by what they are of."""
+    found = []
     header = ["Predictions", "Mean prediction", "Share of positives", "Weight"]
-    return {"header": header, "rows": rows, "hints": {}, "best": {}} if rows else None
+    for label, part in _parts(run):
+        rows = [
+            [
+                f"{written(one['low'])} to {written(one['high'])}",
+                *(written(one[key]) for key in ("prediction", "label")),
+                written(one["weight"], ",.0f"),
+            ]
+            for one in _bins(part)
+        ]
+        if rows:
+            table = {"header": header, "rows": rows, "hints": {}, "best": {}}
+            found.append((named(run, label), table))
+    return found
 
 
-def activity(run: Run) -> dict[str, Any] | None:
-    """Return a table of GAUC by users' activity."""
-    found = run.evaluation.get("user_activity")
-    if not isinstance(found, list) or not found:
-        return None
-    rows = []
-    for one in found:
-        low, high = one["from_rows"], one["to_rows"]
-        ends = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-        counts = [written(one[key], ",.0f") for key in ("users", "users_with_both", "rows")]
-        rows.append([ends, *counts, written(one.get("gauc"))])
+def activities(run: Run) -> list[tuple[str, dict[str, Any]]]:
+    """Return tables of GAUC by users' activity, by what they are of."""
+    tables = []
     header = ["Test rows of a user", "Users", "With both labels", "Rows", "GAUC"]
-    return {"header": header, "rows": rows, "hints": {}, "best": {}}
+    for label, part in _parts(run):
+        found = part.get("user_activity")
+        if not isinstance(found, list) or not found:
+            continue
+        rows = []
+        for one in found:
+            low, high = one["from_rows"], one["to_rows"]
+            ends = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+            counts = [written(one[key], ",.0f") for key in ("users", "users_with_both", "rows")]
+            rows.append([ends, *counts, written(one.get("gauc"))])
+        tables.append(
+            (named(run, label), {"header": header, "rows": rows, "hints": {}, "best": {}})
+        )
+    return tables
 
 
 def phases(runs: Sequence[Run]) -> dict[str, Any] | None:
@@ -124,6 +157,14 @@ def phases(runs: Sequence[Run]) -> dict[str, Any] | None:
     return {"header": header, "rows": rows, "hints": {}, "best": {}} if rows else None
 
 
-def _bins(run: Run) -> list[dict[str, Any]]:
-    found = run.evaluation.get("reliability")
+def _parts(run: Run) -> list[tuple[str, dict[str, Any]]]:
+    """Return a run's evaluation by label; under no name where there is one label."""
+    found = run.evaluation.get("labels")
+    if not isinstance(found, dict):
+        return [("", run.evaluation)]
+    return [(name, part) for name, part in found.items() if isinstance(part, dict)]
+
+
+def _bins(part: dict[str, Any]) -> list[dict[str, Any]]:
+    found = part.get("reliability")
     return found.get("bins", []) if isinstance(found, dict) else []

@@ -13,7 +13,7 @@ Shapes: B examples, M replicates (the first has weight 1 everywhere), S score bi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ _POISSON = np.searchsorted(
     np.cumsum(np.exp(-1) / np.array([1, 1, 2, 6, 24, 120, 720, 5040, 40320])),
     (np.arange(2**16) + 0.5) / 2**16,
 ).astype(np.uint8)
+_WITH_INTERVALS = ("auc", "gauc", "logloss", "ne", "calibration")
 # weight, weighted label, weighted prediction, weighted loss
 _SUMS = 4
 
@@ -226,6 +227,35 @@ class Depth:
                 )
         gaps = [one["weight"] * abs(one["prediction"] - one["label"]) for one in bins]
         return {"bins": bins, "ece": float(sum(gaps) / total)}
+
+
+class LabelDepths:
+    """`Depth` of every label. `values`: the first label's; of several, each below `labels` as well.
+
+    label_names: as of the `Metrics` that see the same batches.
+    """
+
+    def __init__(self, label_names: Sequence[str], replicates: int = 100) -> None:
+        self.values: dict[str, Any] = {}
+        self._depths = {
+            name: Depth(replicates, label=number) for number, name in enumerate(label_names)
+        }
+
+    def update(self, *rows: torch.Tensor) -> None:
+        """Add a batch, as `Metrics.update`. Collective once a label."""
+        for depth in self._depths.values():
+            depth.update(*rows)
+
+    def finish(self, metrics: Metrics, exact: Mapping[str, float]) -> None:
+        """Find `values`, the same on all ranks. Collective; arguments as of `Depth.finish`."""
+        several = len(self._depths) > 1
+        found = {}
+        for name, depth in self._depths.items():
+            prefix = f"{name}_" if several else ""
+            found[name] = depth.finish(
+                metrics, {key: exact.get(f"{prefix}{key}", np.nan) for key in _WITH_INTERVALS}
+            )
+        self.values = dict(next(iter(found.values()))) | ({"labels": found} if several else {})
 
 
 def _by_activity(rows: NDArray[np.int64], weight: Floats, auc: Floats) -> Floats:

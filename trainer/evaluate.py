@@ -32,7 +32,7 @@ from trainer.curves import json_ready
 from trainer.data.loader import Loader
 from trainer.data.parquet import LogFile, check_families, days_of
 from trainer.days import describe_days, parse_rows
-from trainer.depth import Depth
+from trainer.depth import LabelDepths
 from trainer.failures import exit_code
 from trainer.lines import evaluated_lines
 from trainer.manifest import MANIFEST, RUN, read_manifest
@@ -51,7 +51,7 @@ def evaluate(
     loader: Loader,
     config: TrainConfig,
     keep: Callable[[Predictions], object] | None = None,
-    depth: Depth | None = None,
+    depth: LabelDepths | None = None,
 ) -> dict[str, Any]:
     """Predict every row of `loader` once and return metrics over all ranks. Collective.
 
@@ -179,8 +179,8 @@ def open_checkpoint(path: Folder, data: str, chosen: tuple[str, str], runtime: R
 class Detail:
     """What an evaluation says beside the metrics.
 
-    deep: intervals, reliability and users by activity, of the first label (`depth.py`). replicates:
-    of the bootstrap. slice_by: columns, or `day` (`slices.py`).
+    deep: intervals, reliability and users by activity, of every label (`depth.py`). replicates: of
+    the bootstrap. slice_by: columns, or `day` (`slices.py`).
     """
 
     deep: bool = False
@@ -215,7 +215,8 @@ def evaluate_checkpoint(
         print(f"note: {note}", file=sys.stderr, flush=True)
     opened = open_checkpoint(path, data, (days, rows), runtime)
     detail = detail or Detail()
-    depth = Depth(detail.replicates) if detail.deep else None
+    labels = [label.name for label in opened.config.schema.labels]
+    depth = LabelDepths(labels, detail.replicates) if detail.deep else None
     slices = [
         Slices(column, opened.config, opened.loader.files, runtime) for column in detail.slice_by
     ]
@@ -230,7 +231,7 @@ def evaluate_checkpoint(
         found["slices"] = {one.column: one.compute() for one in slices}
     opened.loader.close()
     if runtime.is_first:
-        for line in undefined(metrics, [label.name for label in opened.config.schema.labels]):
+        for line in undefined(metrics, labels):
             print(f"note: {line}", file=sys.stderr, flush=True)
     return {**metrics, **found, "world_size": runtime.world_size, "step": opened.step}
 

@@ -24,7 +24,7 @@ from trainer.config import TrainConfig, to_dict
 from trainer.curves import last_step, truncate, write_json
 from trainer.data.parquet import check_families
 from trainer.days import check_overlap
-from trainer.depth import Depth
+from trainer.depth import LabelDepths
 from trainer.diagnostics import Watch, diagnose_model
 from trainer.evaluate import evaluate
 from trainer.inherit import Inherited, check_sources
@@ -147,7 +147,7 @@ class Trainer:
                     self.epoch += self.step - self.epoch_start == len(self.train_loader)
                     if self.config.evaluate_epochs and self.step < self.end_step:
                         self._evaluate(keep=self.config.checkpoint.keep_best > 0)
-                depth = Depth()
+                depth = LabelDepths([label.name for label in self.config.schema.labels])
                 metrics = self._evaluate(keep=True, depth=depth)
                 with self.watchdog.paused():
                     self.saver.wait(last=True)
@@ -243,7 +243,7 @@ class Trainer:
             )
         )
 
-    def _evaluate(self, keep: bool, depth: Depth | None = None) -> dict[str, Any]:
+    def _evaluate(self, keep: bool, depth: LabelDepths | None = None) -> dict[str, Any]:
         """Evaluate on the test days; note the towers' effective ranks.
 
         keep: whether the model is to have a checkpoint, which is written meanwhile. depth: what

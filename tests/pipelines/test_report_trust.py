@@ -72,6 +72,21 @@ def test_intervals_calibration_activity_and_time_are_on_the_page(tmp_path):
     assert "No run has an evaluation.json with intervals" in bare.text
 
 
+def test_each_label_of_a_run_of_several_has_its_intervals_and_its_plot(tmp_path):
+    run = trusted(tmp_path / "run")
+    metrics = json.loads((run / "metrics.json").read_text())
+    like = {f"like_{key}": metrics[key] for key in ("auc", "ne", "logloss", "calibration")}
+    (run / "metrics.json").write_text(json.dumps(metrics | like | {"click_auc": 0.74}))
+    labels = {"click": EVALUATION, "like": EVALUATION | {"intervals": {"auc": [0.70, 0.78]}}}
+    (run / "evaluation.json").write_text(json.dumps(EVALUATION | {"labels": labels}))
+    _, found = page([run], tmp_path)
+    assert found.row("run: click")[1] == "0.7400 [0.7370, 0.7430]"
+    rows = [row for row in found.cells if row[:1] == ["run: like"]]
+    assert "0.7400 [0.7000, 0.7800]" in [row[1] for row in rows]
+    assert {"calibration-title", "calibration-1-title"} <= {*found.ids}
+    assert "run: like: the bins" in found.text and "GAUC of run: like by users'" in found.text
+
+
 def test_values_of_a_kind_that_no_run_writes_are_passed_over(tmp_path):
     run = trusted(tmp_path / "run")
     odd = {"alarms": 5, "nonfinite_predictions": "many", "gauc_users_sampled": "some"}

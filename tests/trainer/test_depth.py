@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.depth import _POISSON, Depth
+from trainer.depth import _POISSON, Depth, LabelDepths
 from trainer.gauc import NO_USER
 from trainer.metrics import Metrics
 
@@ -28,7 +28,8 @@ def feed(depth, metrics, parts, batch=700):
         batch_rows = (*(one[:, None] for one in part[:3]), part[3])
         metrics.update(*batch_rows)
         depth.update(*batch_rows)
-    return depth.finish(metrics, metrics.compute())
+    depth.finish(metrics, metrics.compute())
+    return depth.values
 
 
 def deep(parts, replicates=100, **options):
@@ -176,6 +177,31 @@ def test_rows_without_a_class_leave_the_intervals_out():
     nothing = deep(tuple(one[:0] for one in (score, score, weight, user)), 8)
     assert nothing["intervals"] == {}
     assert nothing["reliability"] == {"bins": [], "ece": 0.0}
+
+
+def test_every_label_has_intervals_reliability_and_activity_of_its_own():
+    score, label, weight, user = rows(3_000)
+    other = np.where(np.arange(3_000) % 2, weight, 0).astype(np.float32)
+    columns = [np.stack(pair, 1) for pair in ((score, 1 - score), (label, 1 - label))]
+    columns.append(np.stack([weight, other], 1))
+    batch = [torch.from_numpy(one) for one in (*columns, user)]
+    metrics, depths = Metrics(["click", "like"]), LabelDepths(["click", "like"], 20)
+    metrics.update(*batch)
+    depths.update(*batch)
+    depths.finish(metrics, metrics.compute())
+    found = depths.values
+    assert list(found["labels"]) == ["click", "like"]
+    for name, parts in (
+        ("click", (score, label, weight, user)),
+        ("like", (1 - score, 1 - label, other, user)),
+    ):
+        alone = feed(LabelDepths(["x"], 20), Metrics(["x"]), parts, batch=3_000)
+        assert "labels" not in alone
+        for key, value in alone["intervals"].items():
+            assert found["labels"][name]["intervals"][key] == pytest.approx(value, abs=1e-6)
+        assert found["labels"][name]["reliability"] == alone["reliability"]
+        assert str(found["labels"][name]["user_activity"]) == str(alone["user_activity"])
+    assert {name: found[name] for name in found["labels"]["click"]} == found["labels"]["click"]
 
 
 def two_ranks(runtime, parts):

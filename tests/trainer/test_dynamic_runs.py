@@ -18,7 +18,7 @@ from tests.support.processes import Processes
 from tests.support.training import Recipe, Session
 from trainer import checkpoint
 from trainer.config import TrainConfig
-from trainer.depth import Depth
+from trainer.depth import LabelDepths
 from trainer.loop import Trainer
 from trainer.pipeline import Pipeline
 from trainer.precision import PrecisionConfig
@@ -164,7 +164,7 @@ def night(runtime: Runtime, config: TrainConfig, output: Path) -> tuple[Parts, P
     start = parts_of(trainer.parallel.model)
     evaluate, before = trainer._evaluate, []
 
-    def noting(keep: bool, depth: Depth | None = None) -> dict[str, Any]:
+    def noting(keep: bool, depth: LabelDepths | None = None) -> dict[str, Any]:
         before.append(parts_of(trainer.parallel.model))
         return evaluate(keep, depth)
 

@@ -56,6 +56,7 @@ def test_slices_hold_the_rows_and_metrics_of_their_values(logs, processes, tmp_p
     processes.run(runs.train, config, tmp_path / "run")
     deep = json.loads((tmp_path / "run" / "evaluation.json").read_text("utf-8"))
     assert {"step", "intervals", "reliability", "user_activity"} < deep.keys()
+    assert [*deep["labels"]] == ["click", "like"] and "auc" in deep["labels"]["like"]["intervals"]
     assert deep["sampled_steps"] > 0 and sum(deep["phase_seconds"].values()) > 0
     (checkpoint,) = complete(tmp_path / "run" / "checkpoints")
     first, second = processes.run(sliced, checkpoint, logs)
