@@ -18,10 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from models.layers import PerTokenLinear, check_choices, xavier_linear
-
-# The release's epsilon.
-_RMS_EPS = 1e-12
+from models.layers import RMS_EPS, PerTokenLinear, check_choices, xavier_linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +188,7 @@ class SharedProjection(nn.Module):
     ) -> None:
         super().__init__()
         self.num_tokens = num_tokens
-        self.norm = nn.RMSNorm(total, eps=_RMS_EPS)
+        self.norm = nn.RMSNorm(total, eps=RMS_EPS)
         self.mlp = _perceptron(config, total // num_tokens, token_dim)
 
     def forward(self, concatenated: Tensor) -> Tensor:
@@ -210,7 +207,7 @@ class JointProjection(nn.Module):
     ) -> None:
         super().__init__()
         self.num_tokens = num_tokens
-        self.norm = nn.RMSNorm(total, eps=_RMS_EPS)
+        self.norm = nn.RMSNorm(total, eps=RMS_EPS)
         self.mlp = _perceptron(config, total, num_tokens * token_dim)
 
     def forward(self, concatenated: Tensor) -> Tensor:
@@ -221,7 +218,7 @@ class JointProjection(nn.Module):
 def _perceptron(config: ProjectionConfig, inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(
         xavier_linear(inputs, config.hidden),
-        nn.RMSNorm(config.hidden, eps=_RMS_EPS),
+        nn.RMSNorm(config.hidden, eps=RMS_EPS),
         nn.ReLU(),
         nn.Dropout(config.dropout),
         xavier_linear(config.hidden, outputs),

@@ -23,6 +23,9 @@ from torch.nn import functional
 Activation = Literal["gelu", "relu", "silu"]
 NormKind = Literal["layer", "rms", "none"]
 
+# Of RankElastor's released code.
+RMS_EPS = 1e-12
+
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "relu": functional.relu,
@@ -74,6 +77,40 @@ def widen(values: Tensor, tower: str) -> Tensor:
             "vectors in the tables first"
         )
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+class RMSNorm(nn.RMSNorm):
+    """RMSNorm of rows by `normed_rows`: (..., D) to (..., D)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, eps=RMS_EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., D) of (..., D)."""
+        return normed_rows(x) * self.weight
+
+
+def normed_rows(rows: Tensor) -> Tensor:
+    """Return rows (..., D) over their root mean square; a row of zeros stays and has no gradient.
+
+    It would be 1e6 (epsilon is 1e-12), times as much in every norm that follows: tokens of an empty
+    history are zero, and stay so where mixing starts from none.
+    """
+    rows = widen(rows, "rms norm")
+    square = rows.square().mean(-1, keepdim=True)
+    return rows * torch.where(square > 0, (square + RMS_EPS).rsqrt(), 0.0)
+
+
+class PerTokenRMSNorm(nn.Module):
+    """RMSNorm with gains of each token's own, (T, B, D) to (T, B, D)."""
+
+    def __init__(self, num_tokens: int, dim: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(num_tokens, 1, dim))
+
+    def forward(self, tokens_TBD: Tensor) -> Tensor:
+        """Return (T, B, D) of (T, B, D)."""
+        return normed_rows(tokens_TBD) * self.gain
 
 
 def make_norm(kind: NormKind, dim: int, eps: float) -> nn.Module:

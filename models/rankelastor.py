@@ -26,12 +26,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.layers import PerTokenGLU, PerTokenLinear, check_choices, read_tokens, widen
+from models.layers import (
+    PerTokenGLU,
+    PerTokenLinear,
+    PerTokenRMSNorm,
+    RMSNorm,
+    check_choices,
+    read_tokens,
+)
 
 MixingInit = Literal["xavier", "zero", "commutation"]
 
-# The release's epsilon; the paper's LayerNorm has none and takes the usual one.
-_RMS_EPS = 1e-12
+# The paper's LayerNorm has none and takes the usual one; that of the release is the RMSNorms'.
 _LAYER_NORM_EPS = 1e-5
 
 
@@ -166,7 +172,7 @@ class ReleasedBlock(nn.Module):
     def __init__(self, config: RankElastorConfig, num_tokens: int, token_dim: int) -> None:
         super().__init__()
         self.mixing = ResidualMixing(config, num_tokens, token_dim, released=True)
-        self.norm = RMSNorm(token_dim, eps=_RMS_EPS)
+        self.norm = RMSNorm(token_dim)
         self.ffn = ReleasedFFN(config, num_tokens, token_dim)
 
     def forward(self, tokens_BTD: Tensor) -> Tensor:
@@ -197,37 +203,6 @@ class ReleasedFFN(nn.Module):
         return self.layers(tokens_BTD.transpose(0, 1)).transpose(0, 1)
 
 
-class RMSNorm(nn.RMSNorm):
-    """RMSNorm of rows by `normed_rows`: (..., D) to (..., D)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (..., D) of (..., D)."""
-        return normed_rows(x) * self.weight
-
-
-def normed_rows(rows: Tensor) -> Tensor:
-    """Return rows (..., D) over their root mean square; a row of zeros stays and has no gradient.
-
-    It would be 1e6 (epsilon is 1e-12), times as much in every norm that follows: tokens of an empty
-    history are zero, and stay so where mixing starts from none.
-    """
-    rows = widen(rows, "rankelastor")
-    square = rows.square().mean(-1, keepdim=True)
-    return rows * torch.where(square > 0, (square + _RMS_EPS).rsqrt(), 0.0)
-
-
-class PerTokenRMSNorm(nn.Module):
-    """RMSNorm with gains of each token's own, (T, B, D) to (T, B, D)."""
-
-    def __init__(self, num_tokens: int, dim: int) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(num_tokens, 1, dim))
-
-    def forward(self, tokens_TBD: Tensor) -> Tensor:
-        """Return (T, B, D) of (T, B, D)."""
-        return normed_rows(tokens_TBD) * self.gain
-
-
 class ResidualMixing(nn.Module):
     """Full mixing of coordinates, (B, T, D) to (B, T, D): `X + unvec(W vec(X))`, vec row by row.
 
@@ -242,7 +217,7 @@ class ResidualMixing(nn.Module):
         super().__init__()
         size = num_tokens * token_dim
         self.block, self.terms = config.mixing_block, config.mixing_terms
-        self.norm = RMSNorm(size, eps=_RMS_EPS) if released else nn.Identity()
+        self.norm = RMSNorm(size) if released else nn.Identity()
         self.bias = nn.Parameter(torch.zeros(size)) if released else None
         blocks, rank = size // self.block, config.mixing_rank
         if self.terms:

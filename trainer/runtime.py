@@ -230,8 +230,8 @@ def _join(rank: int, world_size: int, device: torch.device, timeout_seconds: flo
     """Join the default process group and return the restarts; a lone process needs no address."""
     timeout = timedelta(seconds=timeout_seconds)
     # Host decisions and checkpoints use gloo; tensors on a GPU use NCCL.
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    bound = device if device.type == "cuda" else None
+    gpu = device.type == "cuda"
+    backend, bound = ("cpu:gloo,cuda:nccl", device) if gpu else ("gloo", None)
     if world_size == 1:
         store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
         dist.init_process_group(
@@ -243,14 +243,8 @@ def _join(rank: int, world_size: int, device: torch.device, timeout_seconds: flo
         store.set_timeout(timeout)
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             store = fresh_part(store, rank, world_size, timeout_seconds)
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            timeout=timeout,
-            device_id=bound,
-        )
+        settings = {"store": store, "timeout": timeout, "device_id": bound}
+        dist.init_process_group(backend, rank=rank, world_size=world_size, **settings)
         # Nobody goes on before all are connected: a rank that fails at once (bad data, say) would
         # close a connection that another is still making, which then reports that instead.
         # One node counts a failure as a restart, another as nodes that have changed.

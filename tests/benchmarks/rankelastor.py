@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.layers import PerTokenGLU, PerTokenLinear
-from models.rankelastor import PaperBlock, PerTokenRMSNorm, RankElastorConfig, ReleasedBlock
+from models.layers import PerTokenGLU, PerTokenLinear, PerTokenRMSNorm
+from models.rankelastor import PaperBlock, RankElastorConfig, ReleasedBlock
 from tests.benchmarks.timing import Line, interleave, single_threaded
 
 TARGET = 5.0

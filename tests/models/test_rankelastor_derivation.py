@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.baselines.rankmixer import RankMixerConfig, RankMixerLayer, mix_tokens
-from models.layers import PerTokenGLU, PerTokenLinear
+from models.layers import PerTokenGLU, PerTokenLinear, PerTokenRMSNorm
 from models.rank import effective_rank, singular_values, stable_rank
 from models.rankelastor import (
     PaperBlock,
-    PerTokenRMSNorm,
     RankElastor,
     RankElastorConfig,
     ReleasedBlock,
