@@ -4,7 +4,8 @@
 A table whose features are single ids and bags lives in an EmbeddingBagCollection (pooled inside the
 lookup); a table that any sequence reads lives in an EmbeddingCollection, and its single ids and
 bags are read from there too, so that a candidate item and the items of a history share one weight.
-A dynamic table lives with others of its width in a collection of their own
+A table of bags with weights lives in a second EmbeddingBagCollection, to whose ranks weights travel
+with the ids. A dynamic table lives with others of its width in a collection of their own
 (`embeddings/dynamic.py`), whatever reads it. Callers see none of this: they get one pooled matrix
 and one jagged tensor per sequence.
 
@@ -20,32 +21,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.dynamic import DynamicCollection, dynamic_parts
-from embeddings.schema import Schema, SparseFeature, Table
+from embeddings.pooling import Assemble, Embeddings
+from embeddings.schema import Schema, Table
 
 # Rows drawn from one seed. Rows do not depend on how a table is sharded, nor on its number of rows.
 _BLOCK_ROWS = 1024
-
-
-class Embeddings(NamedTuple):
-    """Looked-up vectors of B examples.
-
-    pooled: (B, P) float32, the vectors of the features of kind `id` and `bag` side by side, in the
-      schema's order (`EmbeddingLayer.pooled_names` and `pooled_dims`).
-    sequences: per feature of kind `sequence`, values (N, D) float32 and the lengths of B lists.
-    """
-
-    pooled: Tensor
-    sequences: dict[str, JaggedTensor]
 
 
 class EmbeddingLayer(nn.Module):
@@ -79,11 +68,16 @@ class EmbeddingLayer(nn.Module):
             feature.name for feature in schema.sparse if feature.kind == "sequence"
         )
         unpooled = tables_of_collections(schema).union(by_id)
-        bags, collections = _configs(schema, unpooled)
+        bags, weighted, collections = _configs(schema, unpooled)
         # Built on meta and allocated after: TorchRec would draw rows that are drawn again here, and
         # would move the random numbers that the rest of a model starts from.
         meta = torch.device("meta")
         self.bags = EmbeddingBagCollection(tables=bags, device=meta) if bags else None
+        self.weighted = (
+            EmbeddingBagCollection(tables=weighted, is_weighted=True, device=meta)
+            if weighted
+            else None
+        )
         # One collection a width: an EmbeddingCollection holds tables of one width.
         self.collections = nn.ModuleDict(
             {
@@ -98,11 +92,15 @@ class EmbeddingLayer(nn.Module):
             self.reset_parameters()
 
     def forward(self, features: KeyedJaggedTensor) -> Embeddings:
-        """Look up the schema's features (their keys, with B lists each of rows or dynamic ids)."""
-        bags = None if self.bags is None else self.bags(features)
+        """Look up the schema's features (their keys, with B lists each of rows or dynamic ids).
+
+        Where ids have weights, those of `features` are what vectors are multiplied by before they
+        are added up, the division of a mean included (`models/batch.py`).
+        """
+        bags = [part(features) for part in (self.bags, self.weighted) if part is not None]
         rows = [collection(features) for collection in self.collections.values()]
         rows += [collection(features)[0] for collection in self.dynamic.values()]
-        return self.assemble(bags, rows)
+        return self.assemble(bags, rows, features)
 
     def table_weights(self) -> dict[str, Tensor | ShardedTensor]:
         """Return each table's weight by name, sharded or not, sharing memory with the layer."""
@@ -131,60 +129,18 @@ class EmbeddingLayer(nn.Module):
                 draw_rows(shard, self.schema.table(name), self.seed, first_row, first_column)
 
 
-class Assemble(nn.Module):
-    """Put the collections' outputs together; a leaf of the pipeline's tracer, so it may branch."""
-
-    def __init__(self, schema: Schema, in_collections: Collection[str]) -> None:
-        super().__init__()
-        self._pooled = [f for f in schema.sparse if f.kind != "sequence"]
-        self._sequences = [f.name for f in schema.sparse if f.kind == "sequence"]
-        self._from_rows = [f for f in self._pooled if f.table in in_collections]
-        self._names = [f.name for f in self._pooled]
-
-    def forward(self, bags: KeyedTensor | None, rows: list[dict[str, JaggedTensor]]) -> Embeddings:
-        """Return `Embeddings` of pooled `bags` and of the jagged `rows` of each collection."""
-        jagged: dict[str, JaggedTensor] = {}
-        for collection in rows:
-            jagged.update(collection.items())
-        sequences = {name: jagged[name] for name in self._sequences}
-        if bags is not None and not self._from_rows and bags.keys() == self._names:
-            return Embeddings(bags.values(), sequences)
-        parts: dict[str, Tensor] = {}
-        if bags is not None:
-            widths = bags.length_per_key()
-            parts = dict(zip(bags.keys(), bags.values().split(widths, dim=1), strict=True))
-        for feature in self._from_rows:
-            parts[feature.name] = pool(jagged[feature.name], feature)
-        if not parts:
-            any_values = sequences[self._sequences[0]]
-            return Embeddings(
-                any_values.values().new_zeros(any_values.lengths().numel(), 0), sequences
-            )
-        return Embeddings(torch.cat([parts[name] for name in self._names], dim=1), sequences)
-
-
-def pool(rows: JaggedTensor, feature: SparseFeature) -> Tensor:
-    """Reduce the (N, D) rows of an `id` or `bag` feature to (B, D); an empty list gives zeros."""
-    if feature.kind == "id":
-        return rows.values()  # exactly one value an example
-    lengths = rows.lengths()
-    total = torch.segment_reduce(rows.values(), "sum", lengths=lengths.long(), unsafe=True)
-    if feature.pooling == "sum":
-        return total
-    return total / lengths.clamp(min=1).unsqueeze(1)
-
-
 def tables_of_collections(schema: Schema) -> set[str]:
     """Return the names of the tables that must keep one vector per id.
 
     Those that a sequence reads, dynamic ones, and those whose bags are pooled in different ways: a
-    table of an EmbeddingBagCollection pools in one way only.
+    table of an EmbeddingBagCollection pools in one way only. With weights a mean is a sum too.
     """
     names = {feature.table for feature in schema.sparse if feature.kind == "sequence"}
     names |= {table.name for table in schema.tables if table.dynamic}
+    weighted = {feature.table for feature in schema.sparse if feature.weights}
     poolings: dict[str, set[str]] = {}
     for feature in schema.sparse:
-        if feature.kind == "bag":
+        if feature.kind == "bag" and feature.table not in weighted:
             poolings.setdefault(feature.table, set()).add(feature.pooling)
     return names | {table for table, kinds in poolings.items() if len(kinds) > 1}
 
@@ -228,9 +184,13 @@ def draw_rows(
 
 def _configs(
     schema: Schema, unpooled: Collection[str]
-) -> tuple[list[EmbeddingBagConfig], dict[int, list[EmbeddingConfig]]]:
-    """Return TorchRec's configurations: pooled tables, and `unpooled` tables by width."""
+) -> tuple[list[EmbeddingBagConfig], list[EmbeddingBagConfig], dict[int, list[EmbeddingConfig]]]:
+    """Return TorchRec's configurations: pooled tables without and with weights, `unpooled` ones.
+
+    The last are by width.
+    """
     bags: list[EmbeddingBagConfig] = []
+    weighted: list[EmbeddingBagConfig] = []
     collections: dict[int, list[EmbeddingConfig]] = {}
     for table in schema.tables:
         if table.dynamic:
@@ -250,17 +210,21 @@ def _configs(
             continue
         # For single ids every pooling is the same; a sum spares the division.
         pooling = next((f.pooling for f in features if f.kind == "bag"), "sum")
-        bags.append(
+        has_weights = any(f.weights for f in features)
+        (weighted if has_weights else bags).append(
             EmbeddingBagConfig(
                 name=table.name,
                 num_embeddings=table.num_embeddings,
                 embedding_dim=table.embedding_dim,
                 feature_names=names,
-                pooling=PoolingType.MEAN if pooling == "mean" else PoolingType.SUM,
+                # With weights a mean's division is in the weights (`trainer/data/transforms.py`).
+                pooling=PoolingType.MEAN
+                if pooling == "mean" and not has_weights
+                else PoolingType.SUM,
                 init_fn=_leave,
             )
         )
-    return bags, collections
+    return bags, weighted, collections
 
 
 def _dynamic(schema: Schema, seed: int) -> dict[str, DynamicCollection]:

@@ -82,6 +82,7 @@ def table_loads(
                     kinds=kinds,
                     dynamic=table.name in dynamic,
                     weight_bytes=weights[table.name].element_size(),
+                    id_bytes=12 if pooled and module.is_weighted() else 8,
                 )
             )
     return loads

@@ -40,8 +40,8 @@ class TableLoad:
 
     ids: looked up per example. vectors: sent per example, one per feature where they are pooled.
     state_bytes: of the optimizer, and of a dynamic table's map, per row. weight_bytes: of a number
-      of the table, which travels as 4. kinds: allowed, in order
-      of preference.
+      of the table, which travels as 4. id_bytes: that travel with an id, 4 of them its weight where
+      it has one. kinds: allowed, in order of preference.
     """
 
     name: str
@@ -55,6 +55,7 @@ class TableLoad:
     kinds: tuple[str, ...]
     dynamic: bool = False
     weight_bytes: int = 4
+    id_bytes: int = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ def ways(load: TableLoad, machines: Machines) -> list[Way]:
         vectors = examples * load.vectors if load.pooled else ids
         kept = width * load.weight_bytes // 4
         looked_up = ids * (3 * kept + 2 * load.state_bytes)
-        moved = 8 * ids + 2 * vectors * width
+        moved = load.id_bytes * ids + 2 * vectors * width
         if ranks == 1:
             network_ms = 0.0
         elif kind == "table_row_wise":  # summed inside the machine first

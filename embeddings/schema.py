@@ -18,15 +18,11 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from embeddings.features import DenseFeature, Label, SparseFeature
 from embeddings.lifetime import DynamicConfig
 from embeddings.plain import from_plain, suggest
-
-Transform = Literal[
-    "hash", "identity", "log_square", "log_quarter", "hour_of_day", "hour_of_week", "length"
-]
-DenseTransform = Literal["none", "log1p"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,111 +63,6 @@ class Table:
             )
         if self.dynamic is not None:
             self.dynamic.check_rows(self.name, self.num_embeddings)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SparseFeature:
-    """Ids of one column, looked up in one table.
-
-    kind: `id`, one id a row; `bag`, a list of ids pooled into one vector; `sequence`, a list of ids
-    (oldest first) kept as one vector each, of which the newest `max_length` are used.
-    transform: how a value becomes a table row.
-      `hash` mixes an integer's 64 bits (strings: XXH64 of their UTF-8 bytes) and takes the
-      remainder; `identity` uses the integer v as row v + 1; `log_square` buckets a number at
-      floor(ln(x)^2) for x > 2 and at int(x) below, as Criteo's counts are by the FuxiCTR
-      preprocessing; `log_quarter` buckets it at floor(4 ln(1 + max(x, 0))), four buckets to a
-      factor of e; `hour_of_day` and `hour_of_week` read a timestamp (milliseconds since the epoch,
-      UTC); `length` is the number of entries of a list column.
-    position: for kind `id` on a list column, which entry: -1 the newest, -2 the one before; missing
-      if the list is shorter. 0 for a column that is no list.
-    out_of_range: what an `identity` value outside [0, E - 2] does: `error`; `oov`, row 0 (the log
-      is known to hold such values); `count`, row 0 too, and a run says how many there were.
-    side: `item` if the feature describes what is ranked, else `context`.
-    history: sequences with the same name are aligned position by position and form one event each.
-    """
-
-    name: str
-    table: str
-    column: str = ""
-    kind: Literal["id", "bag", "sequence"] = "id"
-    transform: Transform = "hash"
-    pooling: Literal["sum", "mean"] = "mean"
-    max_length: int = 0
-    out_of_range: Literal["error", "oov", "count"] = "error"
-    side: Literal["context", "item"] = "context"
-    history: str = ""
-    position: int = 0
-
-    def __post_init__(self) -> None:
-        """Fill the column's name and check the feature's own fields."""
-        if not self.column:
-            object.__setattr__(self, "column", self.name)
-        if self.position > 0 or (
-            self.position and (self.kind != "id" or self.transform == "length")
-        ):
-            raise ValueError(
-                f"sparse feature {self.name!r}: position counts from the newest entry (-1, -2, "
-                "...) and goes with kind 'id' and a transform of the entry, got position "
-                f"{self.position}, kind {self.kind!r}, transform {self.transform!r}"
-            )
-        if self.transform == "length" and self.kind != "id":
-            raise ValueError(
-                f"sparse feature {self.name!r}: transform 'length' gives one number a row and "
-                f"needs kind 'id', got {self.kind!r}"
-            )
-        if self.kind == "id" and self.max_length:
-            raise ValueError(
-                f"sparse feature {self.name!r}: max_length has no effect on kind 'id'; remove it, "
-                "or set kind to 'bag' or 'sequence'"
-            )
-        if self.kind != "id" and self.max_length < 1:
-            raise ValueError(
-                f"sparse feature {self.name!r}: kind {self.kind!r} needs max_length >= 1, got "
-                f"{self.max_length}"
-            )
-        if (self.kind == "sequence") != bool(self.history):
-            raise ValueError(
-                f"sparse feature {self.name!r}: kind 'sequence' and history go together (history "
-                f"names the event list the sequence belongs to), got kind {self.kind!r} and "
-                f"history {self.history!r}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DenseFeature:
-    """A number of one column. `log1p` takes sign(x) * ln(1 + |x|).
-
-    standardize: subtract its mean and divide by its deviation, both after the transform and over
-      the first rows that a run trains on; checkpoints keep them.
-    A null stays NaN: a model sees it as missing.
-    """
-
-    name: str
-    column: str = ""
-    transform: DenseTransform = "none"
-    standardize: bool = False
-
-    def __post_init__(self) -> None:
-        """Fill the column's name."""
-        if not self.column:
-            object.__setattr__(self, "column", self.name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Label:
-    """A binary target, one task. A null label has weight 0.
-
-    `weight` names a column of row weights.
-    """
-
-    name: str
-    column: str = ""
-    weight: str = ""
-
-    def __post_init__(self) -> None:
-        """Fill the column's name."""
-        if not self.column:
-            object.__setattr__(self, "column", self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,9 +136,15 @@ class Schema:
         return groups
 
     @property
+    def has_weights(self) -> bool:
+        """Whether ids of any feature have weights."""
+        return any(feature.weights for feature in self.sparse)
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Every column read from a log, without repeats, in a fixed order."""
         names = [feature.column for feature in (*self.sparse, *self.dense)]
+        names += [feature.weights for feature in self.sparse]
         names += list(self.history_actions.values())
         for label in self.labels:
             names += [label.column, label.weight]
@@ -264,6 +161,9 @@ class Schema:
         for table in values["tables"]:
             if table["dynamic"] is None:
                 del table["dynamic"]
+        for feature in values["sparse"]:
+            if not feature["weights"]:  # schemas from before there were any keep their fingerprint
+                del feature["weights"]
         return values
 
     def fingerprint(self) -> str:

@@ -44,9 +44,11 @@ class _Pooled(ShardedEmbeddingBagCollection):
 
     Where ids of a row-wise table are averaged, TorchRec divides every pooled vector by its number
     of ids + 1e-6 (a sum's and a single id's by 1 + 1e-6), so that a plan would change results.
+    Weights travel to tables that are read with weights, and to no others.
     """
 
     def input_dist(self, ctx: EmbeddingBagCollectionContext, features: Any) -> Any:
+        features = features if self._is_weighted else without_weights(features)
         exchange = super().input_dist(ctx, features)
         if ctx.divisor is not None:
             ctx.divisor = ctx.divisor.round_().clamp_(min=1.0)
@@ -54,7 +56,13 @@ class _Pooled(ShardedEmbeddingBagCollection):
 
 
 class _DedupCollection(ShardedEmbeddingCollection):
-    """Finds the unique ids of a batch on CPUs too, where fbgemm has no kernel for it."""
+    """Finds the unique ids of a batch on CPUs too, where fbgemm has no kernel for it.
+
+    Weights stay where they are: vectors are multiplied by them once they have come.
+    """
+
+    def input_dist(self, ctx: EmbeddingCollectionContext, features: Any) -> Any:
+        return super().input_dist(ctx, without_weights(features))
 
     def _dedup_indices(
         self, ctx: EmbeddingCollectionContext, input_feature_splits: list[KeyedJaggedTensor]
@@ -68,6 +76,21 @@ class _DedupCollection(ShardedEmbeddingCollection):
             ctx.reverse_indices.append(reverse)
             found.append(unique)
         return found
+
+
+def without_weights(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Return the same ids without weights; nothing is copied."""
+    if features.weights_or_none() is None:
+        return features
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        values=features.values(),
+        lengths=features.lengths(),
+        stride=features.stride(),
+        # Known to the batch from then on, so that no collection asks the device again.
+        length_per_key=features.length_per_key(),
+        offset_per_key=features.offset_per_key(),
+    )
 
 
 def unique_ids(features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Tensor]:

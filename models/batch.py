@@ -21,7 +21,9 @@ class Batch(Pipelineable):
     sparse: KeyedJaggedTensor over the schema's sparse features in order, values int64 table rows
       (of dynamic tables ids, `MISSING_ID` for a null). A
       feature of kind `id` has exactly one value an example; the sequences of one history have equal
-      lengths, oldest event first.
+      lengths, oldest event first. If a feature of the schema has weights, the tensor has, (N,)
+      float32: of a bag's ids by what each vector is multiplied in the sum (its weight, or 1, over
+      the number of ids where the bag takes the mean), of others 1.
     dense: (B, C) float32; NaN where the log has a null.
     labels: (B, K) float32 in {0, 1}; 0 where absent.
     weights: (B, K) float32 >= 0; 0 masks an absent label and padding.

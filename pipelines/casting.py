@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a schema asks of each column of a raw log, and columns converted to it.
+"""Columns of a raw log, converted to what the schema asks of them.
 
 A column becomes int64 (ids, integers, times), float32 or float64 (numbers), int8 (labels), or a
 list of those. Strings of ids become their XXH64. Whether a column holds strings or integers is
@@ -12,45 +12,18 @@ Shapes: B rows, N values in the lists of B rows; masks are (B,) bool arrays of b
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embeddings.schema import Schema
 from pipelines import parsing
 from pipelines.parsing import Mask, pc
+from pipelines.rules import Rule
 from trainer.data.columns import is_list, kind_of, read_lists
 from trainer.data.hashing import hash_strings
 
-Role = Literal["time", "label", "weight", "integer", "id", "number", "dense"]
-Kind = Literal["string", "int", "float"]
-_STRONGEST: tuple[Role, ...] = ("time", "label", "weight", "integer", "id", "number", "dense")
 _EARLIEST_MS, _LATEST_MS = 631_152_000_000, 4_102_444_800_000  # 1990 and 2100
-_OUTPUT = {"label": pa.int8(), "weight": pa.float32(), "dense": pa.float32()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """What one column must hold. `limit`: the largest value of an identity feature that fails."""
-
-    column: str
-    role: Role
-    is_list: bool = False
-    required: bool = False
-    limit: int | None = None
-
-    @property
-    def has_kind(self) -> bool:
-        """Whether the log decides between strings, integers and floats."""
-        return self.role in ("id", "number")
-
-    def output_type(self, kind: str) -> pa.DataType:
-        """Return the Arrow type of the converted column."""
-        is_float = self.role == "number" and kind == "float"
-        value = _OUTPUT.get(self.role, pa.float64() if is_float else pa.int64())
-        return pa.list_(value) if self.is_list else value
 
 
 @dataclass
@@ -74,60 +47,6 @@ class Times:
             raise ValueError(
                 f"timestamp unit: expected one of {list(parsing.UNITS_MS)}, got {self.unit!r}"
             )
-
-
-def rules(schema: Schema, *, null_labels: bool = False) -> dict[str, Rule]:
-    """Return the rule of every column of `schema`; with `null_labels` a label may be missing.
-
-    Raises:
-        ValueError: a column is used both as a list and as a single value.
-    """
-    roles: dict[str, set[Role]] = {}
-    lists: dict[str, set[bool]] = {}
-    limits: dict[str, int] = {}
-    of_transform: dict[str, Role] = {
-        "identity": "integer",
-        "log_square": "number",
-        "log_quarter": "number",
-    }
-    for feature in schema.sparse:
-        column = feature.column
-        role = "time" if feature.transform.startswith("hour_") else "id"
-        roles.setdefault(column, set()).add(of_transform.get(feature.transform, role))
-        listed = feature.kind != "id" or bool(feature.position) or feature.transform == "length"
-        lists.setdefault(column, set()).add(listed)
-        if feature.transform == "identity" and feature.out_of_range == "error":
-            limit = schema.table(feature.table).num_embeddings - 2
-            limits[column] = min(limit, limits.get(column, limit))
-    singles: list[tuple[str, Role]] = [(schema.user, "id"), (schema.timestamp, "time")]
-    for dense in schema.dense:
-        singles.append((dense.column, "dense"))
-    for label in schema.labels:
-        singles.extend([(label.column, "label"), (label.weight, "weight")])
-    for column, role in singles:
-        roles.setdefault(column, set()).add(role)
-        lists.setdefault(column, set()).add(False)
-    for column in schema.history_actions.values():
-        roles.setdefault(column, set()).add("integer")
-        lists.setdefault(column, set()).add(True)
-    required = {schema.user, schema.timestamp} | {label.weight for label in schema.labels}
-    required |= set() if null_labels else {label.column for label in schema.labels}
-    for column, found in lists.items():
-        if column and len(found) > 1:
-            raise ValueError(
-                f"schema: column {column!r} is used both as a list and as a single value; give the "
-                "features columns of their own"
-            )
-    return {
-        column: Rule(
-            column=column,
-            role=_strongest(roles[column]),
-            is_list=True in lists[column],
-            required=column in required,
-            limit=limits.get(column),
-        )
-        for column in schema.columns
-    }
 
 
 def kind_of_column(rule: Rule, type_: pa.DataType) -> str:
@@ -160,6 +79,13 @@ def convert(rule: Rule, kind: str, column: pa.Array, times: Times) -> Converted:
         offsets = np.concatenate([[0], np.cumsum(lists.lengths)]).astype(np.int32)
         owner = np.repeat(np.arange(len(column)), lists.lengths)
         problems = [(_rows_of(mask, owner, len(column)), why) for mask, why in done.problems]
+        if rule.is_filled and done.values.null_count:
+            missing = done.values.is_null().to_numpy(zero_copy_only=False)
+            for mask, _ in done.problems:
+                missing &= ~mask
+            problems.append(
+                (_rows_of(missing, owner, len(column)), f"missing {_WANTED[rule.role]}")
+            )
         done = Converted(pa.ListArray.from_arrays(pa.array(offsets), done.values), problems)
     else:
         done = _convert_values(rule, kind, column, times)
@@ -192,13 +118,6 @@ _WANTED = {
     "number": "a number",
     "dense": "a number",
 }
-
-
-def _strongest(roles: set[Role]) -> Role:
-    """Return the role that serves all of `roles`: an id that is also a number is an integer."""
-    if "id" in roles and roles & {"number", "dense"}:
-        return "integer"
-    return next(role for role in _STRONGEST if role in roles)
 
 
 def _rows_of(mask: Mask, owner: NDArray[np.int64], num_rows: int) -> Mask:

@@ -170,6 +170,7 @@ class DayStatistics:
 
     def _take(self, folder: Path, day: str) -> dict[str, Any]:
         numbers = {label.column for label in self.schema.labels}
+        numbers |= {feature.weights for feature in self.schema.sparse}
         taken = Statistics(numbers | {dense.column for dense in self.schema.dense})
         rows, names = 0, list(dict.fromkeys(self.schema.columns))
         for path in files_of(folder):

@@ -18,11 +18,12 @@ import numpy as np
 import pyarrow as pa
 
 from embeddings.schema import Schema
-from pipelines.casting import Rule, Times, convert, rules, split_text
+from pipelines.casting import Times, convert, split_text
 from pipelines.kinds import check_columns, decide_kinds, recorded_kinds
 from pipelines.parsing import Mask, pc
 from pipelines.partition import PartitionConfig, Partitions, day_of_path
 from pipelines.quarantine import Quarantine
+from pipelines.rules import Rule, rules
 from pipelines.sources import RawRows, Source, SourceConfig, list_sources
 from pipelines.statistics import Statistics, Texts, largest_drifts
 
@@ -205,7 +206,7 @@ class Ingestion:
             columns[name] = converted.values.cast(rule.output_type(self.kinds.get(name, "")))
             self._name(name, rule, column)
             problems += [(name, mask, why) for mask, why in converted.problems]
-        problems += self._uneven_histories(columns) + self._without_labels(columns)
+        problems += self._uneven_lists(columns) + self._without_labels(columns)
         bad = quarantine.add(source.path, rows, problems)
         for name in self.config.keep:
             columns[name] = rows.records.column(name)
@@ -225,17 +226,24 @@ class Ingestion:
         texts = pc.unique(column).cast(pa.string()).drop_null().slice(0, self.texts.limit + 1)
         self.texts.add(name, texts, convert(rule, kind, texts, self.config.times).values)
 
-    def _uneven_histories(self, columns: dict[str, pa.Array]) -> list[tuple[str, Mask, str]]:
-        problems = []
+    def _uneven_lists(self, columns: dict[str, pa.Array]) -> list[tuple[str, Mask, str]]:
+        """Find rows whose lists of a history, or of ids and their weights, differ in length."""
+        aligned: dict[tuple[str, str], str] = {}
         for history, features in self.schema.histories.items():
             names = [feature.column for feature in features]
             names += [self.schema.history_actions.get(history, names[0])]
-            first = pc.list_value_length(columns[names[0]]).to_numpy()
-            for name in dict.fromkeys(names[1:]):
-                uneven = pc.list_value_length(columns[name]).to_numpy() != first
-                if uneven.any():
-                    why = f"history {history!r}: another length than column {names[0]!r}"
-                    problems.append((name, uneven, why))
+            why = f"history {history!r}: another length than column {names[0]!r}"
+            aligned |= {(names[0], name): why for name in names[1:]}
+        for feature in self.schema.sparse:
+            if feature.weights:
+                why = f"weights of {feature.name!r}: another length than column {feature.column!r}"
+                aligned.setdefault((feature.column, feature.weights), why)
+        problems = []
+        for (first, name), why in aligned.items():
+            lengths = [pc.list_value_length(columns[one]).to_numpy() for one in (first, name)]
+            uneven = lengths[0] != lengths[1]
+            if uneven.any():
+                problems.append((name, uneven, why))
         return problems
 
     def _without_labels(self, columns: dict[str, pa.Array]) -> list[tuple[str, Mask, str]]:

@@ -13,9 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from embeddings.plain import suggest
-from pipelines.casting import Rule, kind_of_column, split_text
+from pipelines.casting import kind_of_column, split_text
 from pipelines.parsing import looks_like
 from pipelines.partition import read_manifests
+from pipelines.rules import Rule
 from pipelines.sources import Source
 
 _SAMPLED_FILES = 8

@@ -20,8 +20,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from embeddings.features import Transform
 from embeddings.lifetime import DynamicConfig
-from embeddings.schema import DenseFeature, Schema, SparseFeature, Table, Transform
+from embeddings.schema import DenseFeature, Schema, SparseFeature, Table
 from trainer.build import open_loader
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader

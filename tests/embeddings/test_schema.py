@@ -61,6 +61,17 @@ def test_the_fingerprint_changes_with_any_field_and_with_nothing_else() -> None:
     assert changed.fingerprint() != SCHEMA.fingerprint()
 
 
+def test_weights_of_ids_are_a_column_and_leave_schemas_without_any_their_fingerprint() -> None:
+    assert "weights" not in SCHEMA.to_dict()["sparse"][2]
+    assert SCHEMA.fingerprint() == "a78fafffcfe84ce4"
+    tags = dataclasses.replace(SCHEMA.sparse[2], weights="tag_scores")
+    schema = dataclasses.replace(SCHEMA, sparse=(*SCHEMA.sparse[:2], tags))
+    assert schema.has_weights and not SCHEMA.has_weights
+    assert set(schema.columns) - set(SCHEMA.columns) == {"tag_scores"}
+    assert schema.fingerprint() != SCHEMA.fingerprint()
+    assert schema_from_dict(schema.to_dict()) == schema
+
+
 def test_yaml_that_is_none_is_refused_with_its_file(tmp_path: Path) -> None:
     path = tmp_path / "schema.yaml"
     path.write_text("tables: [", encoding="utf-8")
@@ -161,6 +172,12 @@ def test_parts_that_contradict_each_other_are_refused(change: dict[str, Any], me
         ({"position": 1}, "position counts from the newest entry"),
         ({"kind": "bag", "max_length": 3, "position": -1}, "goes with kind 'id'"),
         ({"kind": "bag", "max_length": 3, "transform": "length"}, "needs kind 'id'"),
+        ({"weights": "w"}, "weights are .* go with kind 'bag', got kind 'id'"),
+        (
+            {"kind": "sequence", "max_length": 3, "history": "h", "weights": "w"},
+            "go with kind 'bag', got kind 'sequence'",
+        ),
+        ({"kind": "bag", "max_length": 3, "weights": "f"}, "weights names the column of the ids"),
     ],
 )
 def test_a_feature_that_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:

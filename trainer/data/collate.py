@@ -34,8 +34,8 @@ def to_batch(
     Raises:
         ValueError: a column is missing or of a wrong type.
         RowError: (a ValueError) a value is out of range, a label is not 0 or 1, the sequences of
-            one history differ in length, a user or timestamp is null. It names feature, column,
-            value and row.
+            one history differ in length, ids and their weights do, a weight is not finite, a user
+            or timestamp is null. It names feature, column, value and row.
     """
     return assemble(Collator(schema)(records, counts), schema)
 
@@ -44,10 +44,15 @@ def assemble(arrays: BatchArrays | Sequence[torch.Tensor], schema: Schema) -> Ba
     """Return the Batch that shares the memory of `arrays` (or tensors in the same order)."""
     if isinstance(arrays, BatchArrays):
         arrays = [torch.from_numpy(array) for array in arrays.fields()]
-    values, lengths, dense, labels, weights, groups, actions, day = arrays
-    keys = [feature.name for feature in schema.sparse]
+    values, factors, lengths, dense, labels, weights, groups, actions, day = arrays
     return Batch(
-        sparse=KeyedJaggedTensor(keys=keys, values=values, lengths=lengths.view(-1)),
+        sparse=KeyedJaggedTensor(
+            keys=[feature.name for feature in schema.sparse],
+            values=values,
+            # Of a batch without ids too: ranks must agree on what they exchange.
+            weights=factors if schema.has_weights else None,
+            lengths=lengths.view(-1),
+        ),
         dense=dense,
         labels=labels,
         weights=weights,
@@ -62,6 +67,7 @@ def empty_batch(schema: Schema) -> Batch:
     num_labels = len(schema.labels)
     arrays = BatchArrays(
         values=np.empty(0, np.int64),
+        factors=np.empty(0, np.float32),
         lengths=np.empty((len(schema.sparse), 0), np.int32),
         dense=np.empty((0, len(schema.dense)), np.float32),
         labels=np.empty((0, num_labels), np.float32),
@@ -90,6 +96,7 @@ def pad_batch(batch: Batch, num_examples: int, schema: Schema) -> Batch:
     if not missing:
         return batch
     sparse, values, lengths = batch.sparse, [], []
+    old_factors, factors = sparse.weights_or_none(), []
     bounds = np.concatenate(([0], np.cumsum(sparse.length_per_key()))).tolist()
     old_lengths = sparse.lengths().view(len(schema.sparse), -1)
     for i, feature in enumerate(schema.sparse):
@@ -101,6 +108,11 @@ def pad_batch(batch: Batch, num_examples: int, schema: Schema) -> Batch:
             ),
         ]
         lengths += [old_lengths[i], old_lengths.new_full((missing,), is_id)]
+        if old_factors is not None:
+            factors += [
+                old_factors[bounds[i] : bounds[i + 1]],
+                old_factors.new_ones(missing * is_id),
+            ]
 
     def pad(tensor: torch.Tensor) -> torch.Tensor:
         return torch.cat([tensor, tensor.new_zeros((missing, *tensor.shape[1:]))])
@@ -108,7 +120,10 @@ def pad_batch(batch: Batch, num_examples: int, schema: Schema) -> Batch:
     return replace(
         batch,
         sparse=KeyedJaggedTensor(
-            keys=sparse.keys(), values=torch.cat(values), lengths=torch.cat(lengths)
+            keys=sparse.keys(),
+            values=torch.cat(values),
+            weights=torch.cat(factors) if factors else None,
+            lengths=torch.cat(lengths),
         ),
         dense=pad(batch.dense),
         labels=pad(batch.labels),

@@ -29,6 +29,7 @@ from trainer.data.transforms import (
     HOURS_OF,
     dense_matrix,
     dynamic_ids,
+    id_factors,
     label_matrices,
     middle_day,
     table_rows,
@@ -39,11 +40,13 @@ from trainer.data.transforms import (
 class BatchArrays:
     """A batch as NumPy arrays: the fields of `Batch`, with `sparse` as its values and lengths.
 
-    values: (N,) int64 table rows (ids where the table is dynamic), feature by feature. lengths:
-    (F, B) int32. day: (1,) int64.
+    values: (N,) int64 table rows (ids where the table is dynamic), feature by feature.
+    factors: (N,) float32, by what their vectors are multiplied; (0,) if no feature has weights.
+    lengths: (F, B) int32. day: (1,) int64.
     """
 
     values: np.ndarray
+    factors: np.ndarray
     lengths: np.ndarray
     dense: np.ndarray
     labels: np.ndarray
@@ -55,7 +58,7 @@ class BatchArrays:
     def fields(self) -> tuple[np.ndarray, ...]:
         """Return the arrays in the order of their declaration."""
         return (
-            *(self.values, self.lengths, self.dense, self.labels),
+            *(self.values, self.factors, self.lengths, self.dense, self.labels),
             *(self.weights, self.groups, self.actions, self.day),
         )
 
@@ -158,6 +161,9 @@ class Collator:
         labels, weights = label_matrices(schema.labels, columns, num_rows)
         return BatchArrays(
             values=np.concatenate(values),
+            factors=id_factors(schema, columns, lengths)
+            if schema.has_weights
+            else np.empty(0, np.float32),
             lengths=lengths,
             dense=dense_matrix(schema.dense, columns, num_rows),
             labels=labels,

@@ -109,6 +109,12 @@ def uses(schema: Schema) -> list[Use]:
         )
         for feature in schema.sparse
     ]
+    for feature in schema.sparse:
+        if feature.weights:
+            owner = f"weights of sparse feature {feature.name!r}"
+            found.append(
+                Use(column=feature.weights, owner=owner, kinds=_NUMBER_KINDS, is_list=True)
+            )
     for feature in schema.dense:
         owner = f"dense feature {feature.name!r}"
         found.append(Use(column=feature.column, owner=owner, kinds=_NUMBER_KINDS))

@@ -5,7 +5,7 @@ Row 0 is the row of missing ids; values occupy rows 1 to E - 1 (see `SparseFeatu
 get ids as they are. The logarithmic buckets are those that the FuxiCTR preprocessing gives Criteo's
 counts: floor(ln(x)^2).
 
-Shapes: N values, E table rows, B rows, C dense features, K labels.
+Shapes: N values, E table rows, B rows, F sparse features, C dense features, K labels.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from embeddings.lifetime import MISSING_ID
-from embeddings.schema import DenseFeature, Label, SparseFeature
-from trainer.data.columns import RowError, to_floats, to_integers
+from embeddings.schema import DenseFeature, Label, Schema, SparseFeature
+from trainer.data.columns import RowError, read_lists, to_floats, to_integers
 from trainer.data.hashing import to_rows
 
 FIRST_DAY, LAST_DAY = 7_305, 47_481  # 1990-01-01 and 2099-12-31, as ingestion allows
@@ -62,6 +62,34 @@ def dynamic_ids(feature: SparseFeature, array: pa.Array) -> np.ndarray:
     """
     ids, missing = to_integers(array, f"sparse feature {feature.name!r}")
     return ids if missing is None else np.where(missing, MISSING_ID, ids)
+
+
+def id_factors(schema: Schema, columns: dict[str, pa.Array], lengths_FB: np.ndarray) -> np.ndarray:
+    """Return by what each of N ids' vectors is multiplied where they are added up, (N,) float32.
+
+    It is the id's weight (1 where a feature has none), over the number of the list's ids where a
+    bag takes the mean; of ids that are not pooled, 1. So a lookup with weights only ever adds up:
+    TorchRec's own mean with weights is divided by their sum in a table that is cut by rows, by the
+    number of ids in a whole one.
+
+    Args:
+        schema: sparse features in the order of the values.
+        columns: of B rows, by name.
+        lengths_FB: of the lists that are kept, the newest ids of the columns'.
+
+    Raises:
+        RowError: a list has more or fewer weights than ids, or a weight is no finite number.
+    """
+    parts = [np.empty(0, np.float32)]
+    for feature, lengths_B in zip(schema.sparse, lengths_FB, strict=True):
+        if feature.weights:
+            factors = _weights(feature, columns)
+        else:
+            factors = np.ones(int(lengths_B.sum()), np.float32)
+        if feature.kind == "bag" and feature.pooling == "mean":
+            factors = factors / np.repeat(lengths_B, lengths_B).astype(np.float32)
+        parts.append(factors)
+    return np.concatenate(parts)
 
 
 def middle_day(times: pa.Array) -> int:
@@ -139,6 +167,35 @@ def label_matrices(
             weights[:, i] = factors
         weights[:, i] *= present
     return targets, weights
+
+
+def _weights(feature: SparseFeature, columns: dict[str, pa.Array]) -> np.ndarray:
+    """Return the (N,) float32 weights of a bag's newest ids; not copied if they lie so already."""
+    ids, lists = read_lists(columns[feature.column]), read_lists(columns[feature.weights])
+    who = f"sparse feature {feature.name!r}, column {feature.weights!r}"
+    uneven = ids.lengths != lists.lengths
+    if uneven.any():
+        row = int(np.argmax(uneven))
+        raise RowError(
+            f"{who}: expected a weight for each of the {ids.lengths[row]} ids of column "
+            f"{feature.column!r}, got {lists.lengths[row]}",
+            row,
+        )
+    newest = lists.newest(feature.max_length)
+    values = newest.values()
+    if values.type == pa.float32() and not values.null_count:
+        weights = values.to_numpy()
+    else:
+        with np.errstate(over="ignore"):
+            weights = to_floats(values).astype(np.float32)
+    bad = ~np.isfinite(weights)
+    if bad.any():
+        position = int(np.argmax(bad))
+        raise RowError(
+            f"{who}: expected finite 32-bit numbers, got {values[position].as_py()!r}",
+            newest.row_of(position),
+        )
+    return weights
 
 
 def _identity(
