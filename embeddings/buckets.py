@@ -81,13 +81,16 @@ def owners(ids: Tensor, buckets: Tensor | int, world_size: int) -> Tensor:
 class Places(NamedTuple):
     """Where U ids may lie.
 
-    rows: (U, W), counted from the shard's first row. usable: (U, W) bool, rows that exist. default:
-    (U,), the row of those without one.
+    rows: (U, W), counted from the shard's first row; one may stand there twice. default: (U,), the
+    row of those without one.
     """
 
     rows: Tensor
-    usable: Tensor
     default: Tensor
+
+    def at(self, chosen: Tensor) -> Places:
+        """Return where those of the ids may lie whose positions are `chosen`."""
+        return Places(*(part.index_select(0, chosen) for part in self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +139,12 @@ class Layout:
         # Of the other sets one; where there is one set only, both are it.
         step = 1 + ((_shift(mixed * _SECOND_SET, 33) * (sets - 1).clamp(min=1)) >> 31)
         second = torch.remainder(first + step, sets)
-        ways = torch.arange(WAYS, device=ids.device) * sets[:, None]
-        offsets = torch.cat([first[:, None] + ways, second[:, None] + ways], dim=1)
-        usable = offsets < rows_of_bucket[:, None]
-        rows = torch.where(usable, default[:, None] + 1 + offsets, default[:, None])
-        return Places(rows, usable, default)
+        pair = torch.stack([first, second], dim=1) + (default + 1)[:, None]
+        ways = torch.arange(WAYS, device=ids.device)
+        rows = torch.addcmul(pair[:, :, None], ways, sets[:, None, None])
+        # Not every set has all its rows: the bucket's last row stands for those beyond its end.
+        rows = torch.minimum(rows, (default + rows_of_bucket)[:, None, None])
+        return Places(rows.view(len(ids), 2 * WAYS), default)
 
     def _start(self, bucket: Tensor) -> Tensor:
         total = num_buckets(self.num_embeddings)

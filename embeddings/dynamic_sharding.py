@@ -86,6 +86,8 @@ class _ByBucket(RwSparseFeaturesDist):
     def forward(
         self, sparse_features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
+        if self._world_size == 1:
+            return self._dist(sparse_features)  # in the order in which they came
         ids = sparse_features.values()
         sizes = sparse_features.lengths().view(len(self._ones), -1).sum(1)
         ranks = KeyedJaggedTensor(

@@ -141,7 +141,7 @@ class IdMap(ManagedCollisionModule):
         """Return the (N,) rows of N ids, from this shard's first row on; nothing changes."""
         ids, inverse = torch.unique(values, return_inverse=True)
         _, rows = self.slots.find(ids, self.layout.places(ids))
-        return rows.masked_fill(ids == MISSING_ID, 0)[inverse]
+        return rows.masked_fill(ids == MISSING_ID, 0).index_select(0, inverse)
 
     @torch.no_grad()
     def train_rows(self, values: Tensor) -> Tensor:
@@ -154,34 +154,29 @@ class IdMap(ManagedCollisionModule):
         places = self.layout.places(ids)
         has, rows = self.slots.find(ids, places)
         has &= is_id
-        self.slots.touch(rows[has], now, counts[has])
-        new = (is_id & ~has).nonzero()[:, 0]
-        admitted, total = self._admit(ids[new], _at(places, new), counts[new], now)
-        chosen = new[admitted]
+        known, new = has.nonzero()[:, 0], (is_id & ~has).nonzero()[:, 0]
+        self.slots.touch(rows[known], now, counts[known])
+        places = places.at(new)
+        admitted, total = self._admit(ids[new], places, counts[new], now)
+        if admitted is not None:
+            new, places, total = new[admitted], places.at(admitted), total[admitted]
         given, evicted = self.slots.place(
-            ids[chosen],
-            _at(places, chosen),
+            ids[new],
+            places,
             now,
+            total,
             eviction=self.config.eviction.replace("ttl", "lru"),
             ways=self.seen,
         )
         placed = given >= 0
-        rows[chosen[placed]] = given[placed]
-        self.slots.touch(given[placed], now, total[admitted][placed])
+        rows[new[placed]] = given[placed]
         self._changed.append(given[placed])
-        self.totals += torch.stack(
-            [
-                counts.sum(),
-                counts[has].sum(),
-                counts[~is_id].sum(),
-                counts[new].sum() - counts[chosen].sum(),
-                placed.sum(),
-                evicted.sum(),
-                torch.zeros_like(evicted.sum()),
-                (~placed).sum(),
-            ]
-        )
-        return rows.masked_fill(~is_id, 0)[inverse]
+        hits, missing, admitted = counts[known].sum(), counts[~is_id].sum(), counts[new].sum()
+        waiting = counts.sum() - hits - missing - admitted
+        expired = torch.zeros_like(hits)
+        ids_of = (placed.sum(), evicted.sum(), expired, (~placed).sum())
+        self.totals += torch.stack((counts.sum(), hits, missing, waiting, *ids_of))
+        return rows.masked_fill(~is_id, 0).index_select(0, inverse)
 
     def evict(self) -> Tensor | None:
         """Return the rows, numbered as in the table, whose vectors and optimizer state must go.
@@ -256,26 +251,29 @@ class IdMap(ManagedCollisionModule):
 
     def _admit(
         self, ids: Tensor, places: Places, counts: Tensor, now: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return which of U ids without a row get one, and how often each has come."""
+    ) -> tuple[Tensor | None, Tensor]:
+        """Return which of U ids without a row get one, and how often each has come.
+
+        Returns:
+            Positions among the ids, None for all of them, and (U,) counts.
+        """
         waiting = self.waiting
         if self.config.admission == "probability":
             # Of the step and the id alone: the same on any number of ranks, and after a restart.
             draws = (mix64(mix64(ids) + self.step) >> 11) & ((1 << 53) - 1)
             never = (1 - self.config.probability) ** counts.double()
-            return draws.double() * 2.0**-53 >= never, counts
+            return (draws.double() * 2.0**-53 >= never).nonzero()[:, 0], counts
         if waiting is None:
-            return torch.ones_like(ids, dtype=torch.bool), counts
+            return None, counts
         has, rows = waiting.find(ids, places)
-        total = counts + torch.where(has, waiting.hits[rows].long(), 0)
-        admitted = total >= self.config.min_occurrences
-        waiting.touch(rows[has & ~admitted], now, counts[has & ~admitted])
-        waiting.free(rows[has & admitted])
-        fresh = (~has & ~admitted).nonzero()[:, 0]
-        given, _ = waiting.place(ids[fresh], _at(places, fresh), now)
-        placed = given >= 0
-        waiting.touch(given[placed], now, counts[fresh][placed])
-        return admitted, total
+        total = counts + torch.where(has, waiting.hits.index_select(0, rows).long(), 0)
+        enough = total >= self.config.min_occurrences
+        again = (has & ~enough).nonzero()[:, 0]
+        waiting.touch(rows[again], now, counts[again])
+        waiting.free(rows[has & enough])
+        fresh = (~has & ~enough).nonzero()[:, 0]
+        waiting.place(ids[fresh], places.at(fresh), now, counts[fresh])
+        return enough.nonzero()[:, 0], total
 
     def _expire(self) -> None:
         """Let go of the ids that were not seen for too long."""
@@ -293,7 +291,3 @@ class IdMap(ManagedCollisionModule):
         self.slots.free(rows)
         self._changed.append(rows)
         self.totals[TOTALS.index("expired")] += len(rows)
-
-
-def _at(places: Places, chosen: Tensor) -> Places:
-    return Places(*(part[chosen] for part in places))

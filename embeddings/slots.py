@@ -2,13 +2,17 @@
 """Which id lies in which row of a bounded table: found, touched, placed, let go of.
 
 Everything is arithmetic on whole tensors; the loop of `place` runs over rounds, in each of which
-every id takes the best row it may and the first of those that want the same one gets it.
+every id takes the best row it may and the first of those that want the same one gets it. This is
+what a dynamic table costs beside another one, so which of the rows of a set are free, or hold the
+id that is looked for, is worked on as a byte a set; and one-dimensional gathers and scatters stand
+where indexing would do, which takes several times as long.
 
-Shapes: U ids, W rows that an id may take (`embeddings/buckets.py`).
+Shapes: U ids, W rows that an id may take, two sets of 8 (`embeddings/buckets.py`).
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -19,13 +23,16 @@ from embeddings.lifetime import MISSING_ID, WAYS
 
 # `seen` of a row holds two numbers: the log's day above, the step below.
 STEP_BITS = 40
-_STEP_MASK = (1 << STEP_BITS) - 1
+_DAY_BITS, _STEP_MASK = 64 - STEP_BITS, (1 << STEP_BITS) - 1
+# What a frequent id is worth holds three: its hits, the step, and which of the W rows it is in.
+_AGE_BITS, _WAY_BITS = 36, 4
+_AGE_MASK, _WAY_MASK = (1 << _AGE_BITS) - 1, (1 << _WAY_BITS) - 1
 _MAX_HITS = (1 << 22) - 1
 _NEVER = 2**63 - 1
 # In how many turns `fill` gives rows.
 _TURNS = 32
-# Of the W rows an id may take, which of its set each is.
-_WAY = torch.arange(WAYS).repeat(2)
+# Eight bytes, each 0 or 1, times this hold them in their highest byte, the first one lowest.
+_GATHER_BITS = 0x0102040810204080
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +60,29 @@ class Slots:
         self.hits[rows] = 0
 
     def find(self, ids: Tensor, places: Places) -> tuple[Tensor, Tensor]:
-        """Return (U,) whether an id has a row, and the row (its default row if not)."""
-        match = (self.ids[places.rows] == ids[:, None]) & places.usable
-        has = match.any(1)
-        position = match.to(torch.uint8).argmax(1, keepdim=True)
-        return has, torch.where(has, places.rows.gather(1, position)[:, 0], places.default)
+        """Return (U,) whether an id has a row, and the row (its default row if not).
+
+        Of `MISSING_ID` neither means anything.
+        """
+        found = _bits(_take(self.ids, places.rows) == ids[:, None])
+        way = _take(_byte_tables(ids.device)[0], found)
+        way = torch.where(way[:, 0] < WAYS, way[:, 0], way[:, 1] + WAYS)
+        has = way < 2 * WAYS
+        row = places.rows.gather(1, way.clamp(max=2 * WAYS - 1)[:, None])[:, 0]
+        return has, torch.where(has, row, places.default)
 
     def touch(self, rows: Tensor, now: int, counts: Tensor) -> None:
         """Note that the ids in `rows`, each once, were seen `counts` times."""
-        self.seen[rows] = now
-        self.hits[rows] = (self.hits[rows].long() + counts).clamp(max=2**31 - 1).int()
+        self.seen.index_fill_(0, rows, now)
+        hits = self.hits.index_select(0, rows).long() + counts
+        self.hits.index_copy_(0, rows, _as_hits(hits))
 
     def place(
         self,
         ids: Tensor,
         places: Places,
         now: int,
+        counts: Tensor,
         *,
         eviction: str = "lru",
         ways: Tensor | None = None,
@@ -82,6 +96,7 @@ class Slots:
             ids: (U,) int64.
             places: of the ids.
             now: 2^40 * day + step; the new ids count as seen now.
+            counts: (U,) int64, how often the new ids have been seen.
             eviction: which id goes where no row is free: `lru`, `lfu`, `none`.
             ways: (rows,) int64 or None; at a bucket's default row, how many rows of each set are in
               use. Where an id finds none, one is added.
@@ -92,32 +107,38 @@ class Slots:
         given = torch.full_like(ids, -1)
         evicted = torch.zeros_like(ids, dtype=torch.bool)
         pending = torch.arange(len(ids), device=ids.device)
-        growing = ways is not None and bool((ways[places.default] < WAYS).any())
+        growing = ways if ways is not None and (ways[places.default] < WAYS).any() else None
         while len(pending):
-            rows, usable = places.rows[pending], places.usable[pending]
-            default = places.default[pending]
-            if growing and ways is not None:
-                usable = usable & (_WAY.to(ids.device) < ways[default][:, None])
-            free = (self.ids[rows] == MISSING_ID) & usable
-            if growing and ways is not None:
-                grow = ~free.any(1) & (ways[default] < WAYS)
-                if grow.any():
-                    ways[default[grow].unique()] += 1
+            is_free = _take(self.ids, places.rows) == MISSING_ID
+            if growing is not None:
+                is_free &= _way(ids.device) < growing[places.default][:, None]
+            free = _bits(is_free)
+            able = (free[:, 0] | free[:, 1]) != 0
+            if growing is not None:
+                grow = places.default[~able & (growing[places.default] < WAYS)]
+                if len(grow):
+                    growing[grow.unique()] += 1
                     continue
-            best, position = self._values(rows, usable, free, now, eviction).min(1)
-            able = best != _NEVER
-            chosen = rows.gather(1, position[:, None])[able, 0]
-            pending, best = pending[able], best[able]
-            row, winners = _first_of_each(chosen)
-            won = pending[winners]
-            given[won] = row
-            evicted[won] = best[winners] >= 0
-            self.ids[row] = ids[won]
-            self.seen[row] = now
-            self.hits[row] = 0
-            lost = torch.ones_like(pending, dtype=torch.bool)
-            lost[winners] = False
-            pending = pending[lost]
+            some, every = bool(able.any()), bool(able.all())
+            way = _first_of_emptier(free) if some else free[:, 0]
+            leaves = torch.zeros_like(able)
+            if eviction != "none" and not every:
+                worst, may_leave = self._worst(places.rows, now, eviction)
+                way = torch.where(able, way, worst)
+                leaves = ~able & may_leave
+                able = able | leaves
+            tries = able.nonzero()[:, 0]
+            row = places.rows.gather(1, way[:, None])[:, 0].index_select(0, tries)
+            first = self._first_of_each(row)
+            winners, row = tries[first], row[first]
+            won = pending.index_select(0, winners)
+            given.index_copy_(0, won, row)
+            evicted.index_copy_(0, won, leaves[winners])
+            self.ids.index_copy_(0, row, ids[won])
+            self.seen.index_fill_(0, row, now)
+            self.hits.index_copy_(0, row, _as_hits(counts[won]))
+            lost = tries[~first]
+            pending, places = pending[lost], places.at(lost)
         return given, evicted
 
     def fill(self, ids: Tensor, layout: Layout, ways: Tensor) -> Tensor:
@@ -128,30 +149,74 @@ class Slots:
         given = torch.full_like(ids, -1)
         for turn in torch.arange(len(ids), device=ids.device).tensor_split(_TURNS):
             chosen, sorting = torch.sort(ids[turn])
-            rows, _ = self.place(chosen, layout.places(chosen), 0, eviction="none", ways=ways)
+            rows, _ = self.place(
+                chosen,
+                layout.places(chosen),
+                0,
+                torch.zeros_like(chosen),
+                eviction="none",
+                ways=ways,
+            )
             given[turn[sorting]] = rows
         return given
 
-    def _values(
-        self, rows: Tensor, usable: Tensor, free: Tensor, now: int, eviction: str
-    ) -> Tensor:
-        """Return (U, W) how much `rows` are worth as they are; an id takes that of the least."""
-        score = torch.full_like(rows, _NEVER)
-        if eviction != "none":
-            # Steps alone: days go back where a run is repeated on an earlier log.
-            seen = self.seen[rows]
-            worth = seen & _STEP_MASK
-            if eviction == "lfu":
-                worth = worth + (self.hits[rows].long().clamp(max=_MAX_HITS) << STEP_BITS)
-            score = torch.where(usable & (seen != now), worth, score)
-        # Among free rows one of the emptier set, and there the first.
-        room = free.view(-1, 2, WAYS).sum(2).repeat_interleave(WAYS, dim=1)
-        return torch.where(free, _WAY.to(rows.device) - WAYS * (room + 1), score)
+    def _worst(self, rows: Tensor, now: int, eviction: str) -> tuple[Tensor, Tensor]:
+        """Return (U,) the way of the id in (U, W) `rows` that is worth least, and if it may leave.
+
+        What was seen `now` may not.
+        """
+        seen, ways = _take(self.seen, rows), torch.arange(rows.shape[1], device=rows.device)
+        # Of `seen` the step alone: days go back where a run is repeated on an earlier log.
+        if eviction == "lfu":
+            hits = _take(self.hits, rows).long().clamp(max=_MAX_HITS)
+            worth = (hits << _AGE_BITS) + (seen & _AGE_MASK)
+            worth = torch.where(seen == now, _NEVER, (worth << _WAY_BITS) + ways)
+            least = worth.amin(1)
+            return least & _WAY_MASK, least != _NEVER
+        # Times this, the step stands highest and the day is out. The newest step is the largest.
+        least = torch.add(ways, seen, alpha=1 << _DAY_BITS).amin(1)
+        return least & _WAY_MASK, least < (now & _STEP_MASK) << _DAY_BITS
+
+    def _first_of_each(self, rows: Tensor) -> Tensor:
+        """Return (U,) whether a row stands there for the first time; spoils the `hits` of all."""
+        order = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
+        self.hits.scatter_reduce_(0, rows, order, "amin", include_self=False)
+        return self.hits.index_select(0, rows) == order
 
 
-def _first_of_each(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the different `rows`, sorted, and where each of them comes first."""
-    order = torch.sort(rows, stable=True)
-    first = torch.ones_like(order.values, dtype=torch.bool)
-    first[1:] = order.values[1:] != order.values[:-1]
-    return order.values[first], order.indices[first]
+@functools.cache
+def _byte_tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return (256,) of each byte the lowest bit that is set (16: none), and how many are."""
+    first = [2 * WAYS, *((byte & -byte).bit_length() - 1 for byte in range(1, 256))]
+    count = [byte.bit_count() for byte in range(256)]
+    return torch.tensor(first, device=device), torch.tensor(count, device=device)
+
+
+@functools.cache
+def _way(device: torch.device) -> Tensor:
+    """Return (W,) which row of its set each of the rows is that an id may take."""
+    return torch.arange(WAYS, device=device).repeat(2)
+
+
+def _bits(marks: Tensor) -> Tensor:
+    """Return (U, 2) of (U, W) bool: a byte a set, its first row's bit the lowest."""
+    return ((marks.view(torch.int64) * _GATHER_BITS) >> 56) & 0xFF
+
+
+def _first_of_emptier(free: Tensor) -> Tensor:
+    """Return (U,) the way of the first free row of the set with more of them; free: (U, 2) bits."""
+    first, count = _byte_tables(free.device)
+    room = _take(count, free)
+    other = room[:, 1] > room[:, 0]
+    chosen = torch.where(other, free[:, 1], free[:, 0])
+    way = first.index_select(0, chosen)
+    return way.clamp(max=WAYS - 1) + WAYS * other
+
+
+def _take(values: Tensor, rows: Tensor) -> Tensor:
+    """Return `values[rows]`, for rows of any shape."""
+    return values.index_select(0, rows.flatten()).view(rows.shape)
+
+
+def _as_hits(counts: Tensor) -> Tensor:
+    return counts.clamp(max=2**31 - 1).int()
