@@ -3,15 +3,18 @@
 
 Pipelines compute nothing themselves: a stage that trains or evaluates starts the same command that
 a person would, and shows it. What the command prints goes to the console and into a file beside its
-results.
+results. A command does not outlive a pipeline that is killed: it is asked to end (SIGTERM), which a
+training does at its next step, with a checkpoint; who runs the pipeline again waits for that.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +29,10 @@ from pipelines.stage import StageError
 
 LOG = "log.txt"
 _KEPT_LINES = 200
+# What a training says whose folder has not been left yet by the one before, and how long to wait.
+_BUSY, _BUSY_SECONDS, _BUSY_PAUSE = "another process trains in this folder", 120.0, 2.0
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +110,17 @@ class LaunchConfig:
             ValueError: the command says that its configuration or data are wrong (exit code 2).
             StageError: it failed otherwise, every time.
         """
-        attempt, pause = 0, self.pause_seconds
+        attempt, pause, waited = 0, self.pause_seconds, 0.0
         while True:
             say(f"$ {shlex.join(['python', *command[1:]])}")
             code, output, printed = _stream(command, log, say, answers)
             if code == 0:
                 return output
+            if _BUSY in printed and waited < _BUSY_SECONDS:
+                say(f"the training of a run that was killed is ending; waiting {_BUSY_PAUSE:g} s")
+                time.sleep(_BUSY_PAUSE)
+                waited += _BUSY_PAUSE
+                continue
             # torchrun ends with code 1 whatever its processes end with; its summary has theirs.
             if code == 2 or re.search(r"exitcode\s*: 2\b", printed):
                 raise ValueError(_reason(printed))
@@ -149,7 +161,12 @@ def _stream(
     with (
         log.open("a", encoding="utf-8") as file,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            preexec_fn=_end_with_parent if _LIBC else None,
         ) as process,
     ):
         assert process.stdout is not None and process.stderr is not None
@@ -173,6 +190,12 @@ def _stream(
             show(line)
         reader.join()
     return process.returncode, "".join(output), "".join(last)
+
+
+def _end_with_parent() -> None:
+    """Let the system ask this process to end when the one that started it is gone."""
+    assert _LIBC is not None
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _reason(printed: str) -> str:
