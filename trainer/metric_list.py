@@ -2,16 +2,16 @@
 """What Prometheus sees of a run: every metric's name, kind, labels and meaning.
 
 One list, `METRICS`, is what the exporter renders, what dashboards and alert rules are checked
-against, and what deploy/METRICS.md prints: python -m trainer.metric_list > deploy/METRICS.md.
-
-Names follow Prometheus' conventions: one prefix, base units (seconds, bytes, shares of one),
-`_total` for what only grows. A counter begins at 0 with every process, so that a restart is a reset
-that Prometheus knows how to read; where a run stands is in gauges. Moments are timestamps, and ages
-are `time() - timestamp`, right even while nothing is updated.
+against, and what deploy/METRICS.md prints: python -m trainer.metric_list > deploy/METRICS.md. Names
+follow Prometheus' conventions: one prefix, base units (seconds, bytes, shares of one), `_total` for
+what only grows. A counter begins at 0 with every process, so that a restart is a reset that
+Prometheus knows how to read; where a run stands is in gauges. Moments are timestamps, and ages are
+`time() - timestamp`, right even while nothing is updated.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Iterable
@@ -289,5 +289,12 @@ Nights write `night.prom` for node_exporter: the docstring of `pipelines/night_m
 """
 
 
-if __name__ == "__main__":
+def main(arguments: list[str] | None = None) -> None:
+    """Print deploy/METRICS.md."""
+    prog, about = "python -m trainer.metric_list", "Print deploy/METRICS.md."
+    argparse.ArgumentParser(prog, description=about).parse_args(arguments)
     sys.stdout.write(document())
+
+
+if __name__ == "__main__":
+    main()

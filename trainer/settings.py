@@ -21,6 +21,14 @@ from embeddings.plain import suggest
 _WIDTH = 100
 # Fields of a recipe that no word can set.
 _FIXED = ("recipe", "schema")
+# What settings of no section are called together.
+_ROOT = "run"
+_OFTEN = (
+    *("--epochs", "--data.path", "--data.schema", "--data.train-days", "--data.test-days"),
+    *("--loader.batch-size", "--loader.num-workers", "--model.tokenizer.token-dim"),
+    *("--dense.learning-rate", "--sparse.learning-rate", "--precision.dtype", "--runtime.seed"),
+    *("--checkpoint.folder", "--checkpoint.interval-seconds", "--inherit.path", "--inherit.policy"),
+)
 
 
 class Setting(NamedTuple):
@@ -75,7 +83,7 @@ def check_words(config: Any, words: Sequence[str]) -> None:
         elif values:
             raise ValueError(
                 f"unexpected word {values[0]!r}: expected --section.field VALUE; `python -m "
-                "trainer.train RECIPE --help` lists the settings"
+                "trainer.train RECIPE --help` says where they are listed"
             )
         if word == "--":
             continue
@@ -93,7 +101,7 @@ def check_words(config: Any, words: Sequence[str]) -> None:
         if name not in known:
             raise ValueError(
                 f"unknown setting {name}{suggest(name, known)}; `python -m trainer.train RECIPE "
-                "--help` lists all"
+                "--help SECTION` lists those of a section, --help the sections"
             )
 
 
@@ -131,22 +139,67 @@ def last_value(words: Sequence[str], name: str) -> str:
 
 def describe_settings(config: Any) -> str:
     """Return all settings with their values, a paragraph a section."""
-    paragraphs = []
-    for section, own in sections(config):
-        if own:
-            summary = (inspect.getdoc(type(section)) or "").partition("\n")[0]
-            # A setting and its value stay on one line.
-            parts = [f"{s.name} {_written(s.value)}".replace(" ", "\0") for s in own]
-            lines = textwrap.wrap(
-                "  ".join(parts),
-                _WIDTH,
-                initial_indent="  ",
-                subsequent_indent="  ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            paragraphs.append("\n".join([summary, *lines]).replace("\0", " "))
-    return "\n".join(paragraphs)
+    return "\n".join(
+        "\n".join([_summary(section), *_listed(own)]) for section, own in sections(config) if own
+    )
+
+
+def describe_sections(config: Any) -> str:
+    """Return what is set most often with its value, and a line a section: name and meaning."""
+    found = {_section_name(own): section for section, own in sections(config) if own}
+    width = max(map(len, found))
+    settings = [one for _, own in sections(config) for one in own if one.name in _OFTEN]
+    room = _WIDTH - width - 4
+    lines = [
+        f"  {name:<{width}}  {textwrap.shorten(_summary(section), room, placeholder=' ...')}"
+        for name, section in found.items()
+    ]
+    return "\n".join(["Set most often:", *_listed(settings), "", "Sections:", *lines])
+
+
+def describe_section(config: Any, name: str) -> str:
+    """Return what the settings of a section mean, and their values.
+
+    name: as `describe_sections` lists it; of those that lie within one, all are described.
+
+    Raises:
+        ValueError: there is no such section.
+    """
+    found = {_section_name(own): (section, own) for section, own in sections(config) if own}
+    chosen = [name] if name in found else [one for one in found if one.startswith(f"{name}.")]
+    if not chosen:
+        raise ValueError(
+            f"--help {name}: expected a section, one of {', '.join(found)}{suggest(name, found)}"
+        )
+    parts = [
+        "\n".join([f"{one}: {inspect.getdoc(type(section)) or ''}", "", *_listed(own)])
+        for one, (section, own) in ((one, found[one]) for one in chosen)
+    ]
+    within = [one for one in found if one.startswith(f"{name}.")] if name in found else []
+    return "\n\n".join([*parts, *([f"Within it: {', '.join(within)}"] if within else [])])
+
+
+def _section_name(own: Sequence[Setting]) -> str:
+    """Return the name of the section that holds these settings."""
+    return own[0].name.rpartition(".")[0].lstrip("-") or _ROOT
+
+
+def _summary(section: Any) -> str:
+    return (inspect.getdoc(type(section)) or "").partition("\n")[0]
+
+
+def _listed(own: Sequence[Setting]) -> list[str]:
+    """Return settings with their values as lines; a setting and its value stay on one."""
+    parts = [f"{one.name} {_written(one.value)}".replace(" ", "\0") for one in own]
+    lines = textwrap.wrap(
+        "  ".join(parts),
+        _WIDTH,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\0", " ") for line in lines]
 
 
 def _check_values(name: str, kind: Any, values: list[str]) -> None:

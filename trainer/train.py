@@ -15,11 +15,12 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from trainer.config import apply_overrides, load_recipe, recipes
 from trainer.own_log import choose_split
-from trainer.settings import describe_settings
+from trainer.settings import describe_section, describe_sections
 
 USAGE = """\
 usage: python -m trainer.train RECIPE --output DIR [--data.path PATH] [--data.train-days A:B]
@@ -29,7 +30,8 @@ usage: python -m trainer.train RECIPE --output DIR [--data.path PATH] [--data.tr
   --output    the run's folder
   --list      recipes, one line each
   --completion  a script that completes recipes and settings in a shell
-  --help      this text; after a RECIPE, every setting with the recipe's value
+  --help      this text; after a RECIPE, what is set most often, and the sections
+  --help SECTION  after a RECIPE, the settings of a section, what they mean, and their values
   --help-all  after a RECIPE, every setting with its description"""
 
 
@@ -101,15 +103,27 @@ def parse(arguments: Sequence[str]) -> tuple[str, Path, list[str]]:
 
 
 def show_settings(arguments: Sequence[str]) -> int:
-    """Print the settings of the recipe that comes first, in short or with --help-all in full."""
+    """Print what `--help`, `--help SECTION ...` or `--help-all` asks of the recipe before it.
+
+    Raises:
+        ValueError: there is no such recipe or section.
+    """
     config = load_recipe(arguments[0])
     if "--help-all" in arguments:
         apply_overrides(config, ["--help"])  # leaves with exit code 0
-    usage = (
-        f"usage: python -m trainer.train {arguments[0]} --output DIR [--section.field VALUE ...]"
+    asked = next(place for place, word in enumerate(arguments) if word in ("-h", "--help"))
+    names = list(takewhile(lambda word: not word.startswith("-"), arguments[asked + 1 :]))
+    if names:
+        print("\n\n".join(describe_section(config, name) for name in names))
+        return 0
+    print(
+        f"usage: python -m trainer.train {arguments[0]} --output DIR [--section.field VALUE ...]",
+        "(on) and (off): --x.y, --x.no-y. `--help SECTION` describes a section's settings,",
+        "`--help-all` every one.",
+        "",
+        describe_sections(config),
+        sep="\n",
     )
-    print(usage, "(on) and (off): --x.y, --x.no-y. --help-all describes every setting.", sep="\n")
-    print(f"\n{describe_settings(config)}")
     return 0
 
 

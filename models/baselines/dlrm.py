@@ -19,8 +19,10 @@ from models.layers import MLP
 
 @dataclass(frozen=True, kw_only=True)
 class DLRMConfig:
-    """hidden_units: widths of the top MLP, the last one is the tower's output. dropout:
-    probability."""
+    """DLRM's settings.
+
+    hidden_units: widths of the top MLP, the last one is the tower's output. dropout: probability.
+    """
 
     hidden_units: tuple[int, ...] = (512, 256)
     dropout: float = 0.0

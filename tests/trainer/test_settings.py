@@ -2,6 +2,7 @@
 """What a command line may say of a recipe, and what it is told when it says something else."""
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,6 +11,8 @@ import pytest
 from trainer import train
 from trainer.config import apply_overrides, load_recipe, recipes
 from trainer.settings import check_words, describe_settings, setting_names
+
+SCREEN = 45  # lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,14 +149,35 @@ def test_settings_are_listed_with_their_values_a_setting_a_line_at_most():
 
 
 @pytest.mark.parametrize("name", sorted(recipes()))
-def test_the_help_of_a_recipe_is_short_and_complete(name, capsys):
+def test_the_help_of_a_recipe_and_of_each_section_is_a_screen_and_together_complete(name, capsys):
     assert train.main([name, "--help"]) == 0
     text = capsys.readouterr().out
-    lines = text.splitlines()
-    assert len(lines) <= 70
-    assert max(map(len, lines)) <= 120
-    missing = [word for word in setting_names(load_recipe(name)) if f"{word} " not in f"{text} "]
-    assert not missing
+    listed = re.findall(r"^  ([a-z][a-z_.-]*)  +\S", text, re.MULTILINE)
+    pages = [text]
+    for section in listed:
+        assert train.main([name, "--help", section]) == 0
+        pages.append(capsys.readouterr().out)
+    for page in pages:
+        assert len(page.splitlines()) <= SCREEN
+        assert max(map(len, page.splitlines())) <= 120
+    whole = " ".join(pages[1:]) + " "
+    names = setting_names(load_recipe(name))
+    assert not [word for word in names if f"{word} " not in whole]
+    assert len([word for word in names if f"{word} " in text]) >= 16
+    assert "data.path" in text and "learning-rate" in text
+
+
+def test_help_of_a_section_describes_it_and_those_within_and_another_is_named(capsys):
+    assert train.main(["dlrm.demo", "--help", "data", "parallel", "--output", "x"]) == 0
+    text = capsys.readouterr().out
+    assert "test_days: inclusive ranges" in text and "--data.path ''" in text
+    assert "Within it: parallel.sharding, parallel.zero" in text
+    assert train.main(["dlrm.demo", "--help", "model"]) == 0
+    assert "model.tokenizer.projection: How fields" in capsys.readouterr().out
+    assert train.main(["dlrm.demo", "--help", "lader"]) == 2
+    error = capsys.readouterr().err
+    assert "--help lader: expected a section, one of run, data" in error
+    assert error.strip().endswith("did you mean 'loader'?")
 
 
 def test_the_long_help_describes_what_the_short_one_lists(capsys):
