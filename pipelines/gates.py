@@ -19,8 +19,8 @@ from pipelines.thresholds import option, threshold
 class GateConfig:
     """Thresholds of a candidate, options --gate-NAME; the help of each is its documentation.
 
-    Of AUC, GAUC and logloss the whole 95 % interval of the paired difference has to be worse than
-    the threshold to refuse, unless `strict`: then the difference itself.
+    Of AUC, GAUC, logloss and calibration the whole 95 % interval of the paired difference has to be
+    worse than the threshold to refuse, unless `strict`: then the difference itself.
     """
 
     min_rows: int = threshold(1000, "least rows to evaluate on")
@@ -29,6 +29,9 @@ class GateConfig:
     max_auc_loss: float = threshold(0.002, "how much less than the serving model's AUC")
     max_gauc_loss: float = threshold(0.01, "how much less than the serving model's GAUC")
     max_logloss_gain: float = threshold(0.005, "how much more than the serving model's logloss")
+    max_calibration_gain: float = threshold(
+        0.15, "how much more than the serving model's |ln(predicted / observed)|"
+    )
     max_drift: float = threshold(
         0.5, "population stability index of the predictions; above .25 they have commonly shifted"
     )
@@ -70,6 +73,9 @@ class GateConfig:
         found = [
             self._lost("auc", differences["auc"], self.max_auc_loss),
             self._gained("logloss", differences["logloss"], self.max_logloss_gain),
+            self._gained(
+                "calibration", differences["calibration_error"], self.max_calibration_gain
+            ),
             _above(
                 "drift of predictions (population stability index)",
                 differences.get("drift"),

@@ -42,6 +42,9 @@ class Rows(NamedTuple):
 def compare(first: Rows, second: Rows, replicates: int, seed: int = 0) -> dict[str, Any]:
     """Return differences `first` - `second` with 95 % intervals, and how far predictions moved.
 
+    Beside those of `COMPARED` that of `calibration_error`, |ln calibration|: twice too much is as
+    wrong as half.
+
     Raises:
         ValueError: the two are not of the same rows.
     """
@@ -71,6 +74,10 @@ def assess(models: Sequence[Rows], replicates: int, seed: int = 0) -> dict[str, 
     for i, name in enumerate(COMPARED):
         value, interval = _of_draws(drawn[:, 0, i] - drawn[:, 1, i])
         differences[name] = {"difference": value, "interval": interval}
+    with np.errstate(divide="ignore"):
+        errors = np.abs(np.log(drawn[:, :, COMPARED.index("calibration")]))
+    value, interval = _of_draws(errors[:, 0] - errors[:, 1])
+    differences["calibration_error"] = {"difference": value, "interval": interval}
     moved = float(np.abs(first.scores - second.scores).mean())
     differences |= {"drift": drift(first, second), "mean_move": moved}
     return {"models": values, "differences": differences}

@@ -24,6 +24,7 @@ from trainer.policies import resolve_local
 DAYS = [f"2026-01-0{day}" for day in range(1, 6)]
 GOOD = {"auc": 0.7, "gauc": 0.6, "logloss": 0.3, "calibration": 1.1, "rows": 5000.0}
 SAME = {"difference": 0.0, "interval": [-0.01, 0.01]}
+DIFFERENCES = dict.fromkeys(("auc", "logloss", "gauc", "calibration_error"), SAME)
 WORSE = {"difference": -0.02, "interval": [-0.03, -0.01]}
 TRAINER = """
 import json, pathlib, sys
@@ -63,7 +64,7 @@ def night(logs, tmp_path, monkeypatch):
             started.append(f"compare {len(models)} on {days}")
             found: dict[str, Any] = {"models": [candidate, GOOD][: len(models)]}
             if len(models) > 1:
-                found["differences"] = {"auc": auc, "logloss": SAME, "gauc": SAME, "drift": drift}
+                found["differences"] = {**DIFFERENCES, "auc": auc, "drift": drift}
             return [sys.executable, "-c", f"print({json.dumps(found)!r})"]
 
         monkeypatch.setattr(LaunchConfig, "train", train)
@@ -209,7 +210,7 @@ def test_a_night_that_dies_between_publishing_and_pointing_is_finished_by_the_ne
 def test_gates_refuse_what_is_bad_or_unknown_and_nothing_else():
     gate = GateConfig()
     assert gate.reasons(GOOD, None, None) == []
-    difference = {"auc": SAME, "logloss": SAME, "gauc": SAME, "drift": 0.1}
+    difference = {**DIFFERENCES, "drift": 0.1}
     assert gate.reasons(GOOD, GOOD, difference) == []
     for change, expected in (
         ({"rows": 999.0}, "rows is 999, below --gate-min-rows 1000"),
@@ -227,6 +228,14 @@ def test_gates_refuse_what_is_bad_or_unknown_and_nothing_else():
         "loss of gauc (difference -0.02000, 95 % [-1.00000, -0.02000]) is 0.02000, above "
         "--gate-max-gauc-loss 0.01"
     )
+    off = {"difference": 0.3, "interval": [0.16, 0.4]}
+    (reason,) = gate.reasons(GOOD, GOOD, {**difference, "calibration_error": off})
+    assert reason == (
+        "gain of calibration (difference +0.30000, 95 % [+0.16000, +0.40000]) is 0.16000, above "
+        "--gate-max-calibration-gain 0.15"
+    )
+    unsure = {"difference": 0.3, "interval": [0.14, 0.5]}
+    assert gate.reasons(GOOD, GOOD, {**difference, "calibration_error": unsure}) == []
     assert gate.reasons({**GOOD, "gauc": None}, {**GOOD, "gauc": None}, difference) == []
     unsure = {**difference, "auc": {"difference": -0.004, "interval": [-0.009, 0.001]}}
     assert gate.reasons(GOOD, GOOD, unsure) == []

@@ -61,6 +61,7 @@ if len(models) > 1:
     same = {"difference": 0.0, "interval": [-0.01, 0.01]}
     auc = {"difference": lost, "interval": [lost - 0.03, lost + 0.03]}
     found["differences"] = {"auc": auc, "logloss": same, "gauc": same, "drift": 0.1}
+    found["differences"]["calibration_error"] = same
 print(json.dumps(found))
 """
 

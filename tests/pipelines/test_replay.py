@@ -36,7 +36,8 @@ PLACES = {
 WORDS = ["--recipe", "dlrm.demo", "-j", "1x1", "--days", "4", "--no-scratch", "--"]
 WORDS += ["--retries", "0", "--replicates", "20", "--gate-min-rows", "10", "--gate-max-drift", "9"]
 WORDS += ["--gate-min-auc", "0", "--gate-max-calibration-error", "9", "--gate-max-auc-loss", "1"]
-WORDS += ["--gate-max-logloss-gain", "1", "--gate-max-gauc-loss", "1", "--"]
+WORDS += ["--gate-max-logloss-gain", "1", "--gate-max-gauc-loss", "1"]
+WORDS += ["--gate-max-calibration-gain", "9", "--"]
 WORDS += ["--loader.batch-size", "32", "--log.mode", "quiet", "--runtime.num-threads", "1"]
 WORDS += ["--checkpoint.interval-steps", "4", "--checkpoint.interval-seconds", "0"]
 

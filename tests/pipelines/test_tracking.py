@@ -64,7 +64,7 @@ def night(logs, tmp_path, monkeypatch):
         def compare(self, models, data, days, replicates):
             found: dict[str, Any] = {"models": [GOOD, {**GOOD, "auc": 0.65}][: len(models)]}
             if len(models) > 1:
-                same = {"auc": auc, "logloss": SAME, "gauc": SAME, "calibration": SAME}
+                same = {"auc": auc, "logloss": SAME, "gauc": SAME, "calibration_error": SAME}
                 found["differences"] = {**same, "drift": 0.1}
             return [sys.executable, "-c", f"print({json.dumps(found)!r})"]
 

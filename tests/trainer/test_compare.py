@@ -69,6 +69,21 @@ def test_the_grouped_difference_is_the_metrics_own_and_its_interval_holds_it():
     assert 0 < low < found["difference"] < high
 
 
+def test_twice_too_much_is_calibrated_as_badly_as_half_and_worse_than_right():
+    right = rows(seed=1)
+    right = right._replace(scores=right.scores * right.labels.mean() / right.scores.mean())
+    double, half = (right._replace(scores=right.scores * factor) for factor in (2, 0.5))
+    found = compare(double, right, 100)["calibration_error"]
+    low, high = found["interval"]
+    assert low < found["difference"] < high
+    assert found["difference"] == pytest.approx(np.log(2), abs=0.1) and low > 0.3
+    same = compare(double, half, 100)["calibration_error"]
+    assert same["interval"][0] < 0 < same["interval"][1]
+    empty = right._replace(labels=np.zeros_like(right.labels))
+    found = compare(empty._replace(scores=empty.scores / 2), empty, 10)["calibration_error"]
+    assert np.isnan(found["difference"]) and np.isnan(found["interval"]).all()
+
+
 def metrics_of(one: Rows) -> dict[str, float]:
     metrics = Metrics(["click"])
     columns = [torch.from_numpy(part)[:, None].float() for part in one[:3]]
