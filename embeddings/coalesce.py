@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Which features share a lookup and its exchanges, and which ids travel once.
 
-Features share without being told. All pooled tables stand in one EmbeddingBagCollection, and those
-that keep one vector per id in one EmbeddingCollection a width; TorchRec puts the tables of a
+Features share without being told. All pooled tables stand in one EmbeddingBagCollection (those that
+are read with weights in a second), and those that keep one vector per id in one EmbeddingCollection
+a width; TorchRec puts the tables of a
 collection that a plan shards alike into one kernel a rank (where optimizer settings agree) and
 their ids and vectors into one exchange. So a step costs a lookup and an exchange a collection and
 kind of sharding, however many features there are: `embeddings/counters.py` counts that.

@@ -152,8 +152,20 @@ class _Features:
                 table = self._shared(one) or self._table(one.name, rows, self._count(one))
             self._feature(one.name, table, **values)
             about = f"{one.lengths[0]:.1f} entries on average, at most {one.lengths[2]:,}"
+            if "transform" in values and not same:
+                about += self._beside(one, lists)
             self.roles.remark("sparse", one.name, about)
         return actions
+
+    def _beside(self, one: Profile, lists: list[Profile]) -> str:
+        """Say of whose ids a list of numbers may be the weights: that is not guessed."""
+        values = self.sample.columns[one.name]
+        ids = [other for other in lists if not guesses.is_measure(other)]
+        found = [x.name for x in ids if aligned(values, self.sample.columns[x.name])]
+        if not found:
+            return ""
+        instead = f"write `weights: {one.name}` there in place of this feature and its table"
+        return f"; if these weigh {found[0]}, {instead}"
 
     def _shared(self, one: Profile) -> str:
         """Return the table of the column whose ids a list holds, or nothing."""

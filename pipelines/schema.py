@@ -86,7 +86,7 @@ def _head(sample: Sample, source: str) -> list[str]:
         f"Proposed by `python -m pipelines.schema {source}` from {sample.rows:,} of {total} rows,",
         f"{sample.read_files} of {sample.files} files{days}. Lines marked GUESS are for you to "
         "confirm.",
-        "Everything a schema can say: embeddings/schema.py.",
+        "Everything a schema can say: embeddings/features.py, embeddings/schema.py.",
     ]
 
 

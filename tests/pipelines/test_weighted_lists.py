@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines import schema
 from pipelines.drift import DayStatistics
 from pipelines.ingest import ingest
 from pipelines.ingestion import IngestConfig
@@ -65,6 +66,24 @@ def test_rows_whose_weights_are_too_few_missing_or_not_finite_are_set_aside(tmp_
     reasons += ["not a finite number", length, length]
     assert [reason for _, reason in found.values()] == reasons
     assert {column for column, _ in found.values()} == {"scores"}
+
+
+def test_a_proposed_schema_says_whose_weights_a_list_of_numbers_may_be(tmp_path, capsys):
+    sizes = [i % 4 for i in range(400)]
+    columns = {
+        "user_id": [i % 90 for i in range(400)],
+        "tags": [[f"t{(i * k) % 40}" for k in range(n)] for i, n in enumerate(sizes)],
+        "scores": [[0.37 * i + k for k in range(n)] for i, n in enumerate(sizes)],
+        "prices": [[9.5 * i + k for k in range(n + 1)] for i, n in enumerate(sizes)],
+        "click": [int(i % 3 == 0) for i in range(400)],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    assert schema.main([str(tmp_path / "log.parquet")]) == 0
+    text = capsys.readouterr().out
+    (scores,) = [line for line in text.splitlines() if "name: scores, table" in line]
+    (prices,) = [line for line in text.splitlines() if "name: prices, table" in line]
+    assert "if these weigh tags, write `weights: scores` there" in scores
+    assert "weigh" not in prices
 
 
 def test_a_column_of_weights_that_is_no_list_is_refused_before_a_row_is_read(tmp_path):

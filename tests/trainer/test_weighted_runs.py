@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embeddings.lifetime import DynamicConfig
 from embeddings.schema import Label, Schema, SparseFeature, Table
 from tests.support import runs
 from trainer.config import apply_overrides, load_recipe
@@ -22,13 +23,15 @@ from trainer.own_log import fit_recipe
 
 
 def schema_of(keep=3, table_rows=20, **feature):
-    """Return a bag of weighted tags, the same tags without weights, an item and a history."""
+    """Return tags with weights and without, an item, a history, and bags of it with weights."""
     bag = {"table": "tag", "column": "tags", "kind": "bag", "max_length": keep, **feature}
+    rated = {"column": "past", "kind": "bag", "max_length": 2, "weights": "ratings"}
     history = {"table": "item", "kind": "sequence", "max_length": 3, "history": "h"}
     return Schema(
         tables=(
             Table(name="tag", num_embeddings=table_rows, embedding_dim=8),
             Table(name="item", num_embeddings=23, embedding_dim=8),
+            Table(name="fresh", num_embeddings=64, embedding_dim=8, dynamic=DynamicConfig()),
         ),
         sparse=(
             SparseFeature(name="item", table="item", side="item"),
@@ -36,14 +39,8 @@ def schema_of(keep=3, table_rows=20, **feature):
             SparseFeature(name="means", pooling="mean", weights="scores", **bag),
             SparseFeature(name="bare", pooling="mean", **bag),
             SparseFeature(name="past", **history),
-            SparseFeature(
-                name="liked",
-                table="item",
-                column="past",
-                kind="bag",
-                max_length=2,
-                weights="ratings",
-            ),
+            SparseFeature(name="liked", table="item", **rated),
+            SparseFeature(name="fresh", table="fresh", **rated),
         ),
         labels=(Label(name="click"),),
     )
@@ -158,7 +155,7 @@ def test_batches_without_rows_and_padded_ones_have_weights_for_all_their_ids():
             more = 5 - len(old.lengths()) if feature.kind == "id" else 0
             assert new.weights().tolist() == [*old.weights().tolist(), *[1.0] * more]
     moved = batch.to(torch.device("meta"))
-    assert moved.sparse.weights().is_meta and moved.sparse.weights().shape == (18,)
+    assert moved.sparse.weights().is_meta and moved.sparse.weights().shape == (22,)
     plain = dataclasses.replace(
         schema, sparse=tuple(dataclasses.replace(one, weights="") for one in schema.sparse)
     )
