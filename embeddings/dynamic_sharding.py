@@ -19,11 +19,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_sharding import bucketize_kjt_before_all2all
+from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.mc_embedding import (
     ManagedCollisionEmbeddingCollectionSharder,
     ShardedManagedCollisionEmbeddingCollection,
 )
 from torchrec.distributed.mc_modules import (
+    ManagedCollisionCollectionContext,
     ManagedCollisionCollectionSharder,
     ShardedManagedCollisionCollection,
 )
@@ -36,9 +38,10 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
 from torchrec.modules.mc_modules import ManagedCollisionCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from embeddings.buckets import num_buckets, owners
+from embeddings.coalesce import unique_ids, without_weights
 from embeddings.dynamic import DynamicCollection, HasParts, Part
 from embeddings.idmap import IdMap
 from embeddings.schema import Table
@@ -74,7 +77,7 @@ class ShardedDynamicCollection(ShardedManagedCollisionEmbeddingCollection, HasPa
 
 
 class _ByBucket(RwSparseFeaturesDist):
-    """Sends each id, as it is, to the rank that holds its bucket."""
+    """Sends each id, as it is, and its weight to the rank that holds its bucket."""
 
     def __init__(
         self, group: dist.ProcessGroup, buckets: list[int], device: torch.device | None
@@ -101,12 +104,50 @@ class _ByBucket(RwSparseFeaturesDist):
         )
         assert order is not None
         sent._values = torch.empty_like(ids).scatter_(0, order.long(), ids)
+        times = sparse_features.weights_or_none()
+        if times is not None:
+            sent._weights = torch.empty_like(times).scatter_(0, order.long(), times)
         self.unbucketize_permute_tensor = order
         return self._dist(sent)
 
 
 class _ShardedMaps(ShardedManagedCollisionCollection):
-    """Sends ids by bucket, of which ranks may hold different numbers."""
+    """Sends ids by bucket, of which ranks may hold different numbers.
+
+    Ids that travel once have the number of their occurrences as weight, so that what is counted,
+    admitted and let go does not depend on it. Weights of the batch stay where they are.
+    """
+
+    def input_dist(
+        self,
+        ctx: ManagedCollisionCollectionContext,
+        features: KeyedJaggedTensor,
+        skip_permute: bool = False,
+    ) -> Awaitable[Awaitable[KJTList]]:
+        return super().input_dist(ctx, without_weights(features), skip_permute)
+
+    def get_lookup_value(
+        self, table: str, features: KeyedJaggedTensor, write_weights: Tensor | None = None
+    ) -> dict[str, JaggedTensor]:
+        found = cast(IdMap, self._managed_collision_modules[table])
+        rows = found.rows(features.values(), features.weights_or_none())
+        return {table: JaggedTensor(values=rows, lengths=features.lengths())}
+
+    def _create_dedup_indices(self) -> None:
+        """Do nothing: what TorchRec sets up here assumes that ids are bounded."""
+
+    def _dedup_indices(
+        self, ctx: Any, features: list[KeyedJaggedTensor]
+    ) -> list[KeyedJaggedTensor]:
+        found = []
+        for part in features:
+            unique, reverse, often = unique_ids(part)
+            ctx.input_features.append(part)
+            ctx.reverse_indices.append(reverse)
+            # The kernels that sort what was received know weights of floats alone, exact to 2^24.
+            unique._weights = often.float()
+            found.append(unique)
+        return found
 
     def _create_input_dists(self, input_feature_names: list[str]) -> None:
         super()._create_input_dists(input_feature_names)
@@ -143,14 +184,20 @@ class _MapSharder(ManagedCollisionCollectionSharder):
             env=env,
             device=device or torch.device("cpu"),
             embedding_shardings=embedding_shardings,
+            use_index_dedup=use_index_dedup,
         )
 
 
 class DynamicSharder(ManagedCollisionEmbeddingCollectionSharder):
     """Shards `DynamicCollection`s by row, along their buckets."""
 
-    def __init__(self, codecs: dict[str, QuantizedCommCodecs] | None = None) -> None:
-        super().__init__(EmbeddingCollectionSharder(qcomm_codecs_registry=codecs), _MapSharder())
+    def __init__(
+        self, dedup: bool = False, codecs: dict[str, QuantizedCommCodecs] | None = None
+    ) -> None:
+        super().__init__(
+            EmbeddingCollectionSharder(use_index_dedup=dedup, qcomm_codecs_registry=codecs),
+            _MapSharder(),
+        )
 
     def shard(
         self,

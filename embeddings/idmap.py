@@ -123,8 +123,7 @@ class IdMap(ManagedCollisionModule):
     ) -> dict[str, JaggedTensor]:
         """Return the rows of the ids, numbered as in the whole table."""
         (values,) = [feature.values() for feature in features.values()]
-        rows = self.train_rows(values) if self.training else self.lookup(values)
-        rows = rows + self.layout.first_row
+        rows = self.rows(values) + self.layout.first_row
         return {
             name: JaggedTensor(values=rows, lengths=feature.lengths(), offsets=feature.offsets())
             for name, feature in features.items()
@@ -136,6 +135,13 @@ class IdMap(ManagedCollisionModule):
         """Return the rows of the ids."""
         return self.remap(features)
 
+    def rows(self, values: Tensor, times: Tensor | None = None) -> Tensor:
+        """Return the (N,) rows of N ids, from this shard's first row on.
+
+        times: (N,), how often each has come, if not once; looked at in training.
+        """
+        return self.train_rows(values, times) if self.training else self.lookup(values)
+
     @torch.no_grad()
     def lookup(self, values: Tensor) -> Tensor:
         """Return the (N,) rows of N ids, from this shard's first row on; nothing changes."""
@@ -144,12 +150,17 @@ class IdMap(ManagedCollisionModule):
         return rows.masked_fill(ids == MISSING_ID, 0).index_select(0, inverse)
 
     @torch.no_grad()
-    def train_rows(self, values: Tensor) -> Tensor:
-        """Return the (N,) rows of N ids of a training step, admitting and evicting."""
+    def train_rows(self, values: Tensor, times: Tensor | None = None) -> Tensor:
+        """Return the (N,) rows of N ids of a training step, admitting and evicting.
+
+        times: (N,), how often each has come, if not once.
+        """
         self._current_iter_tensor += 1
         now = (self.day << STEP_BITS) + self.step
         self._expire()
         ids, inverse, counts = torch.unique(values, return_inverse=True, return_counts=True)
+        if times is not None:
+            counts = torch.zeros_like(ids).index_add_(0, inverse, times.long())
         is_id = ids != MISSING_ID
         places = self.layout.places(ids)
         has, rows = self.slots.find(ids, places)

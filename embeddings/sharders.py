@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.embedding import (
@@ -34,6 +34,7 @@ from torchrec.distributed.types import (
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.buckets import shard_rows
+from embeddings.coalesce import unique_ids, without_weights
 from embeddings.dynamic_sharding import DynamicSharder
 from embeddings.exchange import Exchange
 from embeddings.plans import Plan, TablePlan
@@ -71,53 +72,11 @@ class _DedupCollection(ShardedEmbeddingCollection):
             return super()._dedup_indices(ctx, input_feature_splits)
         found = []
         for features in input_feature_splits:
-            unique, reverse = unique_ids(features)
+            unique, reverse, _ = unique_ids(features)
             ctx.input_features.append(features)
             ctx.reverse_indices.append(reverse)
             found.append(unique)
         return found
-
-
-def without_weights(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Return the same ids without weights; nothing is copied."""
-    if features.weights_or_none() is None:
-        return features
-    return KeyedJaggedTensor(
-        keys=features.keys(),
-        values=features.values(),
-        lengths=features.lengths(),
-        stride=features.stride(),
-        # Known to the batch from then on, so that no collection asks the device again.
-        length_per_key=features.length_per_key(),
-        offset_per_key=features.offset_per_key(),
-    )
-
-
-def unique_ids(features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Tensor]:
-    """Return each feature's ids once, and for each of the N values its position among them.
-
-    Which of the B lists an id comes to lie in has no meaning: they are spread evenly.
-    """
-    size = features.stride()
-    lengths_FB = features.lengths().view(-1, size).long()
-    owner = torch.arange(lengths_FB.shape[0]).repeat_interleave(lengths_FB.sum(1))
-    values = features.values()
-    low, high = map(int, values.aminmax()) if values.numel() else (0, 0)
-    span, ids = high - low + 1, None
-    if span * lengths_FB.shape[0] >= 2**63:  # ids of all 64 bits: number them first
-        ids, values = torch.unique(values, return_inverse=True)
-        low, span = 0, len(ids)
-    # Ids that no table has stay what they are, negative ones too, for the lookup to refuse.
-    both, reverse = torch.unique(owner * span + (values - low), return_inverse=True)
-    found = both % span + low if ids is None else ids[both % span]
-    counts = torch.bincount(both // span, minlength=lengths_FB.shape[0])
-    spread = counts[:, None] // size + (torch.arange(size) < counts[:, None] % size)
-    unique = KeyedJaggedTensor(
-        keys=features.keys(),
-        values=found.to(features.values().dtype),
-        lengths=spread.flatten().to(features.lengths().dtype),
-    )
-    return unique, reverse
 
 
 class _Into:
@@ -169,8 +128,8 @@ def sharders(
 ) -> list[ModuleSharder[nn.Module]]:
     """Return the sharders of the modules that hold tables.
 
-    dedup: whether tables that keep one vector per id send each id once (`ShardingConfig.dedup`);
-      dynamic ones do not. exchange: how vectors travel; None: in fp32.
+    dedup: whether tables that keep one vector per id, dynamic ones too, send each id once
+      (`ShardingConfig.dedup`). exchange: how vectors travel; None: in fp32.
     """
     codecs = None if exchange is None else exchange.codecs
     return cast(
@@ -178,7 +137,7 @@ def sharders(
         [
             _PooledSharder(qcomm_codecs_registry=codecs),
             _CollectionSharder(use_index_dedup=dedup, qcomm_codecs_registry=codecs),
-            DynamicSharder(codecs),
+            DynamicSharder(dedup, codecs),
         ],
     )
 

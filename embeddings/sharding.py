@@ -59,8 +59,8 @@ class ShardingConfig:
     unpool_ids: whether tables of single ids are read like sequences, one vector per id
       (`embeddings/coalesce.py`). Same results; a row-wise table then sends no partial sums.
     dedup: whether each id travels once per batch, rank and feature. For tables that keep one vector
-      per id (sequences, what shares a table with one, with `unpool_ids` single ids too); pooled
-      lookups have no such exchange.
+      per id (sequences, what shares a table with one, dynamic tables, with `unpool_ids` single ids
+      too); pooled lookups have no such exchange.
     exchange: the number format in which vectors and their gradients travel between ranks
       (`embeddings/exchange.py`); tables and everything else stay as they are.
     pinned_plan: a JSON file that holds the plan to use: printed by `python -m trainer.plan`, or a

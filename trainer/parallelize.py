@@ -217,7 +217,7 @@ def _prepare_tables(model: nn.Module, config: ShardingConfig) -> EmbeddingLayer:
     if config.unpool_ids:
         layer = unpool(layer)
         model.add_module("embeddings", layer)
-    if config.dedup and not layer.collections:
+    if config.dedup and not layer.collections and not layer.dynamic:
         raise ValueError(
             "parallel.sharding.dedup: has no effect, every table is pooled; set unpool_ids too "
             "where tables of single ids are to send each id once, or remove it"

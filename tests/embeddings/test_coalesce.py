@@ -10,10 +10,9 @@ import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from embeddings.coalesce import single_id_tables, unpool
+from embeddings.coalesce import single_id_tables, unique_ids, unpool
 from embeddings.collection import EmbeddingLayer
 from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
-from embeddings.sharders import unique_ids
 from embeddings.sharding import ShardingConfig
 from tests.embeddings.test_counters import (
     NUM_EXAMPLES,
@@ -126,7 +125,8 @@ def test_unique_ids_of_features_are_put_back_exactly_whatever_their_values(ids: 
     lengths = torch.zeros(2 * size, dtype=torch.int64)
     lengths[0] = lengths[size] = len(ids)
     features = KeyedJaggedTensor(keys=["a", "b"], values=values, lengths=lengths)
-    unique, reverse = unique_ids(features)
+    unique, reverse, often = unique_ids(features)
+    assert torch.equal(often, torch.bincount(reverse, minlength=len(often)))
     assert torch.equal(unique.values()[reverse], values)
     for name, own in (("a", ids), ("b", ids)):
         found = unique[name].values().tolist()
