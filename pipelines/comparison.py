@@ -3,13 +3,16 @@
 
 The difference of two runs has the error √(s1² + s2²) if their errors are independent. On the same
 rows they move together, and a paired estimate would be smaller; but it needs every prediction,
-which a run does not keep. So a run is called best only if it leads every other by more than this
-cautious error, and only by AUC: of the other columns no error is known.
+which a run does not keep. So a run is called best only if it leads every other by more than the
+95 % interval of this cautious error, and only by AUC: then `trainer.compare`, which predicts the
+rows again and decides, does not say otherwise. Errors are DeLong's, or those of the bootstrap over
+users where that found larger ones.
 """
 
 from __future__ import annotations
 
 import math
+import shlex
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from typing import Any
 
 from pipelines.runs import COLUMNS, DASH, Run, is_number, read_runs, written
 
+_NORMAL_95 = 1.96
 # Columns that follow from the AUC, in which the best run is marked.
 _BY_AUC = ("AUC", "To ceiling")
 _TEXT_WIDTH = 80
@@ -27,18 +31,19 @@ _TEXT_WIDTH = 80
 class Lead:
     """How far the run of the highest AUC is ahead of the one that comes closest in errors.
 
-    first, rival: indices of the runs. lead: difference of AUC. error: its standard error, unpaired.
+    first, rival: indices of the runs. lead: difference of AUC. open: what the 95 % interval of the
+    difference leaves open, unpaired.
     """
 
     first: int
     rival: int
     lead: float
-    error: float
+    open: float
 
     @property
     def is_clear(self) -> bool:
-        """Whether the lead is more than one standard error."""
-        return self.lead > self.error
+        """Whether the interval of the lead leaves no zero."""
+        return self.lead > self.open
 
 
 def leader(runs: Sequence[Run]) -> Lead | None:
@@ -49,18 +54,29 @@ def leader(runs: Sequence[Run]) -> Lead | None:
     found = [
         (index, float(auc), error)
         for index, run in enumerate(runs)
-        if is_number(auc := run.metrics.get("auc")) and (error := run.auc_error) is not None
+        if is_number(auc := run.metrics.get("auc")) and (error := _error(run)) is not None
     ]
     measured = sum(is_number(run.metrics.get("auc")) for run in runs)
     if len(found) < 2 or len(found) < measured or not same_rows(runs):
         return None
     first, auc, own = max(found, key=lambda one: one[1])
     leads = [
-        Lead(first=first, rival=index, lead=auc - other, error=math.hypot(own, error))
+        Lead(first=first, rival=index, lead=auc - other, open=_NORMAL_95 * math.hypot(own, error))
         for index, other, error in found
         if index != first
     ]
-    return min(leads, key=lambda lead: lead.lead - lead.error)
+    return min(leads, key=lambda lead: lead.lead - lead.open)
+
+
+def _error(run: Run) -> float | None:
+    """Return the larger of a run's standard errors of its AUC, over rows and over users."""
+    if run.auc_error is None:
+        return None
+    found = run.evaluation.get("intervals")
+    interval = found.get("auc") if isinstance(found, dict) else None
+    low, high = interval if isinstance(interval, list) and len(interval) == 2 else (None, None)
+    by_user = (high - low) / (2 * _NORMAL_95) if is_number(low) and is_number(high) else 0.0
+    return max(run.auc_error, by_user)
 
 
 def same_rows(runs: Sequence[Run]) -> bool:
@@ -79,21 +95,33 @@ def verdict(runs: Sequence[Run]) -> str:
     lead = leader(runs)
     if lead is None:
         return "No run is called best: of some AUC no standard error is known."
-    first, rival = runs[lead.first].name, runs[lead.rival].name
+    first, rival = runs[lead.first], runs[lead.rival]
     if lead.is_clear:
         said = (
-            f"Best by AUC: {first}. It leads {rival} by {lead.lead:.4f}, more than the standard "
-            f"error of the difference, {lead.error:.4f}"
+            f"Best by AUC: {first.name}. It leads {rival.name} by {lead.lead:.4f}, more than the "
+            f"95 % interval of an unpaired difference leaves open, {lead.open:.4f}"
         )
     else:
         said = (
-            f"No run is called best: {first} leads {rival} by {lead.lead:.4f}, within the standard "
-            f"error of the difference, {lead.error:.4f}"
+            f"No run is called best: {first.name} leads {rival.name} by {lead.lead:.4f}, which the "
+            f"95 % interval of an unpaired difference leaves open, {lead.open:.4f}"
         )
     return (
-        f"{said} (unpaired; on the same rows the true one is smaller: python -m trainer.compare "
-        "finds it). The error is that of the test rows; another seed may change the order as well."
+        f"{said}. Paired, on the same rows, the interval is narrower, and it decides: "
+        f"{_deciding(first, rival)}. Either is of the test rows alone; another seed may change the "
+        "order as well."
     )
+
+
+def _deciding(first: Run, rival: Run) -> str:
+    """Return the command that compares two runs on the rows that the first was tested on."""
+    data = first.config.get("data")
+    data = data if isinstance(data, dict) else {}
+    path = data.get("test_path") or data.get("path")
+    words = ["python -m trainer.compare"]
+    if first.folder and rival.folder and path:
+        words.append(shlex.join([str(first.folder), str(rival.folder), "--data", str(path)]))
+    return " ".join(words)
 
 
 def summary(runs: Sequence[Run]) -> dict[str, Any]:
@@ -156,5 +184,9 @@ def comparison_table(paths: Sequence[Path]) -> str:
         notes.append(
             "Ceiling: the AUC of the probabilities that the test rows' labels were drawn from."
         )
-    wrapped = [textwrap.fill(note, _TEXT_WIDTH) for note in notes if note]
+    wrapped = [
+        textwrap.fill(note, _TEXT_WIDTH, break_on_hyphens=False, break_long_words=False)
+        for note in notes
+        if note
+    ]
     return "\n".join([*table, *wrapped])

@@ -7,7 +7,7 @@ special: every step prints the command that it runs.
 
 The table has each AUC with its standard error (DeLong's estimate), the AUC of the probabilities
 that the labels were drawn from, which no model can be expected to pass, and the distance to it. No
-recipe is called best whose lead is within the standard error of the difference: see `comparison`.
+recipe is called best whose lead the 95 % interval of the difference leaves open: see `comparison`.
 """
 
 from __future__ import annotations

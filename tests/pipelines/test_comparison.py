@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The verdict over several runs: never more than their test rows can tell."""
 
+import dataclasses
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from pipelines.comparison import comparison_table, leader, verdict
 from pipelines.runs import Run
 from trainer.auc import ScoreDistribution
+from trainer.paired import Rows, assess, compare
 
 
 def run(name, auc, error=0.003, **metrics):
@@ -24,16 +27,66 @@ def write(folder, **metrics):
     return folder
 
 
-def test_a_lead_within_the_error_of_the_difference_is_no_lead():
+def test_a_lead_within_the_interval_of_the_difference_is_no_lead():
     tied = [run("b", 0.7493), run("a", 0.75), run("c", 0.7)]
     lead = leader(tied)
     assert (tied[lead.first].name, tied[lead.rival].name) == ("a", "b")
-    assert lead.lead == pytest.approx(0.0007) and lead.error == pytest.approx(0.003 * 2**0.5)
+    assert lead.lead == pytest.approx(0.0007)
+    assert lead.open == pytest.approx(1.96 * 0.003 * 2**0.5)
     assert not lead.is_clear
-    assert verdict(tied).startswith("No run is called best: a leads b by 0.0007, within")
-    clear = [run("b", 0.7493), run("a", 0.7536)]
+    assert verdict(tied).startswith("No run is called best: a leads b by 0.0007, which the 95 %")
+    assert not leader([run("b", 0.7493), run("a", 0.7536)]).is_clear, "one error is not enough"
+    clear = [run("b", 0.7493), run("a", 0.7578)]
     assert leader(clear).is_clear
-    assert verdict(clear).startswith("Best by AUC: a. It leads b by 0.0043, more than")
+    assert verdict(clear).startswith("Best by AUC: a. It leads b by 0.0085, more than")
+
+
+def test_users_whose_rows_resemble_each_other_make_the_error_larger():
+    wide = {"intervals": {"auc": [0.73, 0.77]}}
+    clear = [run("b", 0.7493), dataclasses.replace(run("a", 0.7578), evaluation=wide)]
+    assert leader(clear).open == pytest.approx(1.96 * math.hypot(0.003, 0.04 / 3.92))
+    assert not leader(clear).is_clear
+    narrow = [dataclasses.replace(one, evaluation={"intervals": 5}) for one in clear]
+    assert leader(narrow).is_clear
+
+
+def test_the_verdict_names_the_command_that_decides():
+    data = {"path": "my logs", "test_path": ""}
+    runs = [
+        dataclasses.replace(run(name, auc), folder=Path("runs") / name, config={"data": data})
+        for name, auc in (("a", 0.75), ("b", 0.7))
+    ]
+    assert "decides: python -m trainer.compare runs/a runs/b --data 'my logs'. Either" in verdict(
+        runs
+    )
+
+
+def test_what_is_called_best_is_what_the_paired_comparison_calls_so():
+    """Models of one log, from equal to clearly apart: never best where the pair leaves it open."""
+    random = np.random.default_rng(0)
+    users = random.integers(0, 150, 3_000)
+    truth = random.normal(size=3_000) + 1.5 * random.normal(size=150)[users]
+    labels = (random.random(3_000) < 1 / (1 + np.exp(-truth))).astype(np.float64)
+    best = decided = 0
+    for step in range(12):
+        runs, rows = [], []
+        for name, noise in (("a", 0.5), ("b", 0.5 + 0.15 * step)):
+            scores = 1 / (1 + np.exp(-truth - noise * random.normal(size=3_000)))
+            rows.append(Rows(scores=scores, labels=labels, weights=np.ones(3_000), users=users))
+            (model,) = assess(rows[-1:], 100)["models"]
+            metrics = {"rows": 3_000.0, "label_mean": labels.mean()}
+            runs.append(
+                Run(
+                    name=name,
+                    metrics=metrics | {"auc": model["auc"]},
+                    evaluation={"intervals": {"auc": model["intervals"]["auc"]}},
+                )
+            )
+        lead = leader(runs)
+        low = compare(rows[lead.first], rows[lead.rival], 100)["auc"]["interval"][0]
+        assert low > 0 or not lead.is_clear
+        best, decided = best + lead.is_clear, decided + (low > 0)
+    assert 0 < best < decided < 12
 
 
 def test_a_run_that_is_uncertain_enough_withholds_the_first_place_from_any():
@@ -91,7 +144,7 @@ def test_the_console_table_has_errors_the_ceiling_and_a_verdict(tmp_path):
     assert len({len(line) for line in lines[:5]}) == 1
     assert max(map(len, lines)) <= 80
     text = " ".join(lines)
-    assert "No run is called best: high leads low by 0.0007, within the standard error" in text
+    assert "No run is called best: high leads low by 0.0007, which the 95 % interval" in text
     assert "Ceiling: the AUC of the probabilities" in text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from pipelines.report import main
 from tests.support.report_pages import page, write_run
 
+TEMPLATE = Path(__file__).resolve().parents[2] / "pipelines/templates/report.html.j2"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 EVALUATION = {
     "step": 300,
@@ -181,6 +183,44 @@ def test_a_night_that_ended_early_shows_what_it_made_and_stands_alone(tmp_path, 
     assert "before its candidate was trained" in found.text
     assert main([str(night), str(night), "--output", str(tmp_path / "x.html")]) == 2
     assert "a night has a page of its own" in capsys.readouterr().err
+
+
+def colours(text: str) -> dict[str, str]:
+    """Return the colours that a block of the page's style names."""
+    return dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", text))
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of two colours (WCAG 2, relative luminance)."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_and_lines_have_the_contrast_that_wcag_aa_asks_for(scheme):
+    style = TEMPLATE.read_text("utf-8")
+    light, _, dark = style.partition("@media (prefers-color-scheme: dark)")
+    found = colours(light) | (colours(dark) if scheme == "dark" else {})
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert {"ink", "soft", "warn", "series-7"} <= found.keys()
+    for text, grounds in {
+        "ink": ("page", "card", "best"),
+        "soft": ("page", "card"),
+        "warn": ("warn-page",),
+    }.items():
+        for ground in grounds:
+            assert contrast(found[text], found[ground]) >= 4.5, (text, ground)
+    for name in found:
+        if name.startswith("series"):  # parts of a figure that carry its meaning: 3
+            assert contrast(found[name], found["card"]) >= 3, name
+    others = {name for name in found if not name.startswith("series")}
+    assert others == {"page", "card", "ink", "soft", "grid", "best", "warn", "warn-page"}
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine")
