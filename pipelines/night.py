@@ -23,6 +23,7 @@ from typing import Any
 
 from embeddings.schema import Schema
 from pipelines import launch, tracking
+from pipelines.course import DONE, REFUSED
 from pipelines.deliveries import Intake
 from pipelines.discovery import Known
 from pipelines.drift import DayStatistics, DriftConfig, refused_days
@@ -37,7 +38,6 @@ from pipelines.tables import table
 from pipelines.tracking import MlflowConfig
 from trainer.policies import resolve_local
 
-REFUSED = 3
 _NAMES = ("auc", "gauc", "logloss", "ne", "calibration")
 _VIEW = "view"
 
@@ -247,7 +247,7 @@ class NightConfig:
         for reason in metrics["verdict"]["reasons"]:
             print(f"refused: {reason}")
         print(f"{self.store.serving() or 'no model'} serves")
-        return 0 if metrics["verdict"]["promote"] else REFUSED
+        return DONE if metrics["verdict"]["promote"] else REFUSED
 
 
 def _shown(value: float | None) -> str:

@@ -17,15 +17,15 @@ first. Every night leaves DIR/night.prom (`pipelines/night_metrics.py`).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from embeddings.schema import Schema
 from pipelines import launch, night_metrics, tracking
+from pipelines.course import LOCKED, Course
 from pipelines.deliveries import Intake
 from pipelines.discovery import Choice, Known, days_of_refused, known_to
 from pipelines.drift import DriftConfig
@@ -114,11 +114,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.date != "new" and ":" not in options.date:
         days.append(("--date", options.date))
     for name, day in days:
-        try:
-            right = datetime.date.fromisoformat(day).isoformat() == day
-        except ValueError:
-            right = False
-        if not right:
+        if not _is_day(day):
             also = ", FIRST:LAST or new" if name == "--date" else ""
             raise ValueError(f"{name}: expected a day YYYY-MM-DD{also}, got {day!r}")
     for name, least in (("first_days", 0), ("look_back", 0), ("replicates", 1)):
@@ -127,6 +123,13 @@ def _check(options: argparse.Namespace) -> None:
             raise ValueError(
                 f"{option}: expected a number >= {least}, got {getattr(options, name)}"
             )
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def finished(output: Path) -> list[str]:
@@ -199,14 +202,20 @@ def _look(options: argparse.Namespace) -> tuple[Readiness, list[str], list[str],
     return mark, raw, sorted({*raw, *typed}), data
 
 
-def after(
-    options: argparse.Namespace, code: int, metrics: Mapping[str, Any], seconds: float
-) -> None:
+def during(options: argparse.Namespace, course: Course) -> None:
+    """Show where the night stands to whoever watches."""
+    with contextlib.suppress(OSError):  # a night goes on without them
+        night_metrics.write_states(options.output.resolve() / night_metrics.FILE, course)
+
+
+def after(options: argparse.Namespace, course: Course) -> None:
     """Leave the night's numbers for whoever watches, and one line for the log."""
-    store = Store(options.output.resolve())
-    found = night_metrics.collect(options.date, code, metrics, seconds)
-    print(found.line(), file=sys.stderr if code else sys.stdout, flush=True)
-    found.write(store.folder / night_metrics.FILE)
+    found = night_metrics.collect(options.date, course)
+    print(found.line(), file=sys.stderr if course.code else sys.stdout, flush=True)
+    # Of `new`, of which no night came, there are none; those of a night that another process is at
+    # are its own.
+    if _is_day(options.date) and course.code != LOCKED:
+        found.write(options.output.resolve() / night_metrics.FILE)
 
 
 def _raw_days(

@@ -18,21 +18,22 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 from pipelines import epochs, nightly, stage
+from pipelines.course import DONE, FAILED, LOCKED, NOT_READY, REFUSED, WRONG, Course
 from pipelines.lock import EXPIRY_SECONDS, Lock, LockedError
 from pipelines.stage import NotReadyError, Pipeline, RefusedError, StageError, Step
 from pipelines.tables import table
-
-DONE, FAILED, WRONG, REFUSED, NOT_READY, LOCKED = range(6)
 
 
 class Module(Protocol):
     """What a module of PIPELINES has.
 
-    It may have `each(options)` too, the options of several runs in a row, and `after(options, code,
-    metrics, seconds)`, which is called when a run has ended.
+    It may have `each(options)` too, the options of several runs in a row; `during(options,
+    course)`, which is called when a stage enters another state; and `after(options, course)`, which
+    is called when a run has ended, or none can begin.
     """
 
     def add_options(self, parser: argparse.ArgumentParser) -> None: ...  # noqa: D102
@@ -60,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         each = getattr(module, "each", None)
         several = each(options) if each else [options]
     except Exception as error:
-        return _explain(error)
+        course = Course(code=_explain(error), reason=str(error))
+        _end(module, options, course)
+        return course.code
     code = DONE
     for one in several:
         if len(several) > 1:
@@ -73,26 +76,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_one(module: Module, options: argparse.Namespace) -> int:
     """Run one pipeline, tell its module how it ended, and return the exit code."""
-    started, metrics = time.monotonic(), dict[str, Any]()
+    started, during = time.monotonic(), getattr(module, "during", None)
+    course = Course(tell=partial(during, options)) if during else Course()
     try:
         pipeline = module.build(options)
         if options.dry_run:
             print(plan_table(stage.plan(pipeline.stages, pipeline.folder, options.first)))
             return DONE
         with Lock(pipeline.folder, options.lock_seconds) as lock:
-            code = run(pipeline, lock, metrics, options.first)
+            course.code = run(pipeline, lock, course, options.first)
     except Exception as error:
-        code = _explain(error)
+        course.code, course.reason = _explain(error), str(error)
+    course.seconds = time.monotonic() - started
+    _end(module, options, course)
+    return course.code
+
+
+def _end(module: Module, options: argparse.Namespace, course: Course) -> None:
+    """Tell a pipeline's module how a run has ended."""
     after = getattr(module, "after", None)
-    if after and not options.dry_run and code != LOCKED:  # whose numbers are those of its owner
-        after(options, code, metrics, time.monotonic() - started)
-    return code
+    if after and not options.dry_run:
+        after(options, course)
 
 
-def run(pipeline: Pipeline, lock: Lock, metrics: dict[str, Any], first: str = "") -> int:
+def run(pipeline: Pipeline, lock: Lock, course: Course, first: str = "") -> int:
     """Make what is not done, and all from stage `first` on if given; return the exit code.
 
-    metrics: is filled with those of each stage by its name, as far as it comes.
+    course: is told what becomes of each stage.
 
     Raises:
         ValueError: no stage is called `first`.
@@ -101,26 +111,30 @@ def run(pipeline: Pipeline, lock: Lock, metrics: dict[str, Any], first: str = ""
     stage.recover(folder, [one.name for one in stages])
     steps = stage.plan(stages, folder, first)
     print(plan_table(steps), flush=True)
+    course.plan([one.name for one in stages])
     outcomes: list[Outcome] = []
     code = DONE
     for number, step in enumerate(steps, 1):
         name, started = step.stage.name, time.monotonic()
         if step.will != "done":
             print(f"\n[{number}/{len(steps)}] {name}", flush=True)
+            course.enter(name, "running")
         try:
             made, manifest = stage.make(step.stage, folder, lock, _say, anew=name == first)
         except Exception as error:
-            code = _explain(error, name)
+            code, course.reason = _explain(error, name), f"{name}: {error}"
+            course.enter(name, "failed")
             seconds, note = time.monotonic() - started, " ".join(str(error).split())
             outcomes.append(Outcome(name=name, state="failed", seconds=seconds, note=note))
             break
-        metrics[name] = manifest["metrics"]
-        note = str(metrics[name].get("skipped") or metrics[name].get("summary") or "")
+        found = course.metrics[name] = manifest["metrics"]
+        course.enter(name, "done" if made else "skipped")
+        note = str(found.get("skipped") or found.get("summary") or "")
         state, seconds = ("made", time.monotonic() - started) if made else ("skipped", 0.0)
         outcomes.append(Outcome(name=name, state=state, seconds=seconds, note=note))
     left = [Outcome(name=one.name, state="not run") for one in stages[len(outcomes) :]]
     print(f"\n{summary_table([*outcomes, *left])}", flush=True)
-    return pipeline.conclude(metrics) if code == DONE else code
+    return pipeline.conclude(course.metrics) if code == DONE else code
 
 
 def plan_table(steps: Sequence[Step]) -> str:

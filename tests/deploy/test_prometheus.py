@@ -53,7 +53,7 @@ needs_server = pytest.mark.skipif(
 def known() -> set[str]:
     """Names of series: of runs, of nights, of the rules' own records."""
     nights = (ROOT / "pipelines" / "night_metrics.py").read_text("utf-8")
-    names = set(re.findall(r"fullrank_night_[a-z_]+", nights))
+    names = set(re.findall(r"fullrank_(?:night|stage)_[a-z_]+", nights))
     return names | {m.full_name for m in METRICS} | {r["record"] for r in RULES if "record" in r}
 
 
@@ -67,7 +67,8 @@ def test_every_expression_names_series_that_exist(expression):
     labels = {metric.full_name: {*metric.all_labels, *ADDED} for metric in METRICS}
     for name, selected in re.findall(r"\b(fullrank_[a-z0-9_]+)\{([^}]*)\}", expression):
         found = set(re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", selected))
-        assert found <= labels.get(name, {"model", "part", *ADDED}), name
+        nights = {"model", "part", "pipeline", "stage", "state"}
+        assert found <= labels.get(name, {*nights, *ADDED}), name
 
 
 def test_the_dashboard_shows_every_metric_that_is_a_measurement():
