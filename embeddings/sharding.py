@@ -2,8 +2,11 @@
 """Where the tables go: a model and a topology in, a `ShardingPlan` out.
 
 Planning is a pure function of the model's tables and the topology, so any number of ranks can be
-planned from one process (a dry run: python -m trainer.plan). `embeddings/placement.py` chooses;
-four rules hold whatever it chooses:
+planned from one process. The dry run of a recipe, for any number of ranks, on no machine of theirs:
+
+    python -m embeddings.sharding RECIPE --world-size 128 --hbm 80GiB [--json] [--section.field ...]
+
+`embeddings/placement.py` chooses; four rules hold whatever it chooses:
 
 - `data_parallel` is never allowed: such tables are not touched by the fused optimizer.
 - Every table must be in the plan; one that is not would stay a plain parameter that nothing
@@ -17,8 +20,10 @@ Shapes: E rows and D columns of a table, R ranks.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -263,3 +268,8 @@ def _check(kinds: dict[str, str], model: nn.Module, known: set[str]) -> None:
             "number per row and shard instead of one per row; use table_wise or row_wise, or kind "
             "'adagrad' or 'sgd'"
         )
+
+
+if __name__ == "__main__":
+    # Recipes are the trainer's, which nothing here may import: the command is its module.
+    sys.exit(import_module("trainer.plan").main(prog="python -m embeddings.sharding"))

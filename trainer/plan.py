@@ -7,7 +7,8 @@ RECIPE is a recipe's name, a schema (YAML) or a run's config.json. Prints, table
 ranks, memory, estimated step cost and whether it fits, and what to change where it does not; with
 --json, the same as JSON, which `parallel.sharding.pinned_plan` reads.
 
-It lives here and not beside the planner because recipes are the trainer's, and tables know none.
+It lives here and not beside the planner because recipes are the trainer's, and tables know none;
+`python -m embeddings.sharding` is the same command.
 
 Exit codes: 0 everything fits; 1 something does not; 2 the configuration is wrong.
 """
@@ -87,10 +88,10 @@ def plan_config(config: TrainConfig, world_size: int, local_world_size: int, dev
     return plan_tables(model, sharding, topology, config.loader.batch_size)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m trainer.plan") -> int:
+    """Run the command line, called as `prog`, and return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.plan",
+        prog=prog,
         description="Plan tables onto ranks. Settings of the recipe follow as --section.field.",
         allow_abbrev=False,
     )

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from embeddings import sharding
 from embeddings.plans import plan_from_dict
 from tests.support.tiny import SCHEMA
 from trainer.config import load_recipe, write_config
@@ -62,3 +65,17 @@ def test_sizes_are_read_in_binary_and_decimal_units() -> None:
     assert parse_bytes("85899345920") == 80 * 2**30
     with pytest.raises(ValueError, match="got '80', which is 80 bytes"):
         parse_bytes("80")
+
+
+def test_the_package_of_the_tables_has_the_same_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = []
+    for words in (["dlrm.demo", "--world-size", "128", "--hbm", "80GiB"], ["--help"]):
+        monkeypatch.setattr(sys, "argv", ["sharding.py", *words])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(sharding.__file__, run_name="__main__")
+        assert ended.value.code == 0
+        printed.append(capsys.readouterr().out)
+    assert "on 128 cuda ranks" in printed[0] and printed[0].endswith("everything fits\n")
+    assert printed[1].startswith("usage: python -m embeddings.sharding ")
