@@ -13,8 +13,8 @@ DIR/night.prom is written whole, in one rename, for node_exporter's textfile col
   fullrank_night_rows{part="train|evaluate"}      rows that it trained and evaluated on
   fullrank_night_skipped_days                     days that the drift check left out
   fullrank_night_auc{model="candidate|serving"}   on the date; so with gauc, logloss, calibration
-  fullrank_stage_state{pipeline,stage,state}      1 of the state that a stage of the last night is
-                                                  in (waiting, running, done, skipped, failed), 0 else
+  fullrank_stage_state{pipeline,stage,state}      1 for the state that a stage of a night is
+                                                  in (waiting, running, done, skipped, failed)
   fullrank_stage_since_timestamp_seconds{pipeline,stage}   when it came to be in that
 
 The states of stages are written while the night runs; what is killed stays `running`, so that an
