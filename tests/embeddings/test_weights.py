@@ -321,9 +321,9 @@ def sent(runtime: Runtime, schema: Schema, features: KeyedJaggedTensor) -> dict[
 
 
 def both(runtime: Runtime) -> list[dict[str, int]]:
-    """Return the counts with weights and without: of a bag alone, and of one beside a sequence."""
+    """Return counts with and without weights: of a bag, one beside a sequence, a dynamic one."""
     found, features = [], features_of(0)
-    for names in (("terms",), ("basket", "clicks")):
+    for names in (("terms",), ("basket", "clicks"), ("ads",)):
         sparse = tuple(f for f in SCHEMA.sparse if f.name in names)
         for part in (sparse, tuple(dataclasses.replace(f, weights="") for f in sparse)):
             tables = (SCHEMA.table(sparse[0].table),)
@@ -344,9 +344,9 @@ def test_a_weight_travels_with_each_pooled_id_and_never_where_one_vector_an_id_i
     processes: Processes,
 ) -> None:
     outcomes = processes.run(both)
-    totals = [{k: sum(o[i][k] for o in outcomes) for k in outcomes[0][0]} for i in range(4)]
-    pooled, plain, kept, same = totals
-    assert kept == same
+    totals = [{k: sum(o[i][k] for o in outcomes) for k in outcomes[0][0]} for i in range(6)]
+    pooled, plain = totals[:2]
+    assert totals[2] == totals[3] and totals[4] == totals[5]
     ids = features_of(0)["terms"].values().numel()
     # The rank that has no table sends all its ids. An int64 more a rank says how many weights come.
     assert pooled["bytes_sent"] - plain["bytes_sent"] == 4 * ids + 2 * 8
