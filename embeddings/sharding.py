@@ -270,6 +270,13 @@ def _check(kinds: dict[str, str], model: nn.Module, known: set[str]) -> None:
         )
 
 
+def main() -> int:
+    """Run the command line and return its exit code.
+
+    Recipes are the trainer's, which nothing here may import: the command itself is its module.
+    """
+    return import_module("trainer.plan").main(prog="python -m embeddings.sharding")
+
+
 if __name__ == "__main__":
-    # Recipes are the trainer's, which nothing here may import: the command is its module.
-    sys.exit(import_module("trainer.plan").main(prog="python -m embeddings.sharding"))
+    sys.exit(main())
