@@ -97,7 +97,10 @@ def _columns(feature: Any, place: str) -> list[dict[str, Any]]:
     kind = feature.get("type", "categorical")
     if kind not in _TYPES:
         raise ValueError(f"{place}.type: expected one of {list(_TYPES)}, got {kind!r}")
-    if not feature.get("active", True) or kind == "meta":
+    active = feature.get("active", True)
+    if active not in (True, False):  # in quotes it is text, and every text is true
+        raise ValueError(f"{place}.active: expected true or false (no quotes), got {active!r}")
+    if not active or kind == "meta":
         return []
     names = feature["name"] if isinstance(feature["name"], list) else [feature["name"]]
     for name in (*names, feature.get("share_embedding") or ""):

@@ -59,6 +59,7 @@ def test_columns_tables_and_labels_are_taken_over(tmp_path, capsys):
         ({"vocab_size": float("inf")}, r"\[0\]\.vocab_size: expected a whole number .* got inf"),
         ({"embedding_dim": [4]}, r"\[0\]\.embedding_dim: expected a whole number .* got \[4\]"),
         ({"max_len": -1}, r"\[0\]\.max_len: expected a whole number .* got -1"),
+        ({"active": "false"}, r"\[0\]\.active: expected true or false \(no quotes\), got 'false'"),
         ({"name": [None]}, r"\[0\]: expected names of columns and tables, got None"),
         ({"share_embedding": {"a": 1}}, r"expected names of columns and tables, got \{'a': 1\}"),
     ],

@@ -83,6 +83,15 @@ def test_what_is_no_log_is_named(tmp_path):
         discover(tmp_path / "nowhere", None, SCHEMA)
     with pytest.raises(ValueError, match=r"expected files named \*\.parquet"):
         discover(tmp_path, None, SCHEMA)
+    (tmp_path / "raw").mkdir()
+    text = tmp_path / "raw" / "clicks.csv.gz"
+    text.touch()
+    for raw in (text.parent, text):
+        way_out = (
+            rf"got text \(clicks\.csv\.gz\); .* pipelines\.ingest {raw} --schema FILE --output"
+        )
+        with pytest.raises(ValueError, match=way_out):
+            discover(raw, None, SCHEMA)
     write_log(tmp_path, [[0], []])
     with pytest.raises(ValueError, match="expected rows, got 2 files without any"):
         discover(tmp_path, None, SCHEMA)

@@ -15,6 +15,7 @@ import hashlib
 import logging
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from trainer.data.columns import check_columns, is_list, kind_of
 from trainer.days import describe_days
 
 _log = logging.getLogger(__name__)
+# Raw logs in text, plain or compressed.
+_TEXT = re.compile(r"\.(csv|tsv|txt)(\.(gz|bz2|zst|xz|lz4|br))?$")
 _DAY = re.compile(r"dt=(\d{4}-\d{2}-\d{2})")
 _FOOTER_THREADS = 8
 
@@ -124,8 +127,10 @@ def keep_rows(files: Sequence[LogFile], shares: tuple[float, float]) -> tuple[Lo
 
 def _list_files(root: Path) -> list[tuple[str, str]]:
     """Return (path, day) of every Parquet file under `root`, ordered by day and path."""
+    others: list[str] = []
     if root.is_file():
-        paths = [str(root)]
+        paths = [] if _TEXT.search(root.name) else [str(root)]
+        others = [root.name]
     elif root.is_dir():
         paths = []
         for folder, folders, names in os.walk(root, followlinks=True):
@@ -135,11 +140,14 @@ def _list_files(root: Path) -> list[tuple[str, str]]:
                 for name in names
                 if name.endswith((".parquet", ".parq")) and not name.startswith((".", "_"))
             ]
+            others += [name for name in names if _TEXT.search(name)]
     else:
         raise ValueError(f"{root}: expected a folder or a Parquet file, got nothing there")
     if not paths:
+        found = f"text ({others[0]})" if others else "none"
         raise ValueError(
-            f"{root}: expected files named *.parquet in it, got none; ingest the log first"
+            f"{root}: expected files named *.parquet, got {found}; make them of the raw log: "
+            f"python -m pipelines.ingest {shlex.quote(str(root))} --schema FILE --output DIR"
         )
     return sorted(((path, day_of(path)) for path in paths), key=lambda item: (item[1], item[0]))
 
