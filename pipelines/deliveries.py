@@ -36,6 +36,7 @@ from pipelines.ingestion import IngestConfig
 from pipelines.kinds import check_columns, decide_kinds, recorded_kinds
 from pipelines.partition import read_manifest
 from pipelines.readiness import MARKS, Readiness, files_of
+from pipelines.screens import add_help
 from pipelines.sources import list_sources
 from pipelines.tables import table
 from trainer.days import parse_days
@@ -220,7 +221,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m pipelines.deliveries",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="python -m pipelines.deliveries RAW --schema FILE --output DIR [OPTION ...]",
+        add_help=False,
     )
+    add_help(parser, ("files", "values", "bad rows"))
     add = parser.add_argument
     add("raw", metavar="RAW", help="folder or URL of the raw days dt=YYYY-MM-DD")
     add("--schema", metavar="FILE", required=True, help="the schema's YAML file")

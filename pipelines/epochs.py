@@ -32,6 +32,9 @@ from pipelines.stage import Pipeline, Stage, Work
 from pipelines.tables import table
 
 RUN = "run"
+USAGE = """--recipe NAME --data PATH [OPTION ...]
+                                      [-- --data.schema FILE --section.field VALUE ...]"""
+BRIEFLY = ("processes",)
 LARGER_IS_BETTER = {"auc": True, "gauc": True, "logloss": False, "ne": False}
 
 
@@ -206,7 +209,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--valid-days", default="", metavar="A:B", help="default: the last of the training days")
     add("--date", default="", metavar="D", help="a name for the run's folder, such as a day")
     add("--output", type=Path, metavar="DIR", help="default: runs/epochs/RECIPE")
-    add("overrides", nargs="*", metavar="-- --section.field VALUE", help="settings of the recipe")
+    words = "settings of the recipe; of a log of your own: -- --data.schema FILE"
+    add("overrides", nargs="*", metavar="-- --section.field VALUE", help=words)
     launch.add_options(parser)
 
 

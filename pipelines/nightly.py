@@ -39,6 +39,10 @@ from pipelines.stage import NotReadyError, Pipeline
 from pipelines.thresholds import add_thresholds, read_thresholds
 from trainer.days import parse_days
 
+USAGE = """--date D --recipe NAME (--data PATH | --raw PATH) --output DIR [OPTION ...]
+                                       [-- --data.schema FILE --section.field VALUE ...]"""
+BRIEFLY = ("drift", "gate", "processes", "mlflow")
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the pipeline's options."""
@@ -50,14 +54,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--recipe", required=True, help="what to train")
     add("--data", default="", metavar="PATH", help="typed days dt=YYYY-MM-DD (default: of --raw)")
     add("--output", type=Path, required=True, metavar="DIR", help="of nights and models")
-    add("--replicates", type=int, default=200, help="of the bootstrap (default: 200)")
+    replicates = "of the bootstrap (default: 200)"
+    add("--replicates", type=int, default=200, metavar="N", help=replicates)
     add = parser.add_argument_group("days").add_argument
     add("--raw", default="", metavar="PATH", help="raw days, or their URL (default: none)")
     words = "options of pipelines.ingest for raw days, as one word (default: none)"
     add("--ingest", default="", metavar="WORDS", help=words)
     back = "raw days before, which are looked at again for late files (default: 2)"
     add("--look-back", type=int, default=2, metavar="N", help=back)
-    ready = f"what makes a day ready: {', '.join(MARKS)} (default: manifest; of raw days: success)"
+    ready = f"of ready days: {', '.join(MARKS)} (default: manifest, with --raw success)"
     add("--ready", default="", choices=MARKS, metavar="MARK", help=ready)
     add("--ready-rows", type=int, default=0, metavar="N", help="of --ready rows")
     first = "days of the first night, which has no model to start from (default: all)"
@@ -65,14 +70,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--allow-gaps", action="store_true", help="train although a day in between is missing")
     skip = "days not to train on (default: none)"
     add("--skip-days", nargs="+", default=[], metavar="DAY", help=skip)
-    accept = "days that the drift check would refuse, and that are right (default: none)"
+    accept = "days that the drift check refuses and that are right (default: none)"
     add("--accept-days", nargs="+", default=[], metavar="DAY", help=accept)
-    dropped = "do not train on the days of refused candidates again (default: they train, too)"
+    dropped = "do not train on the days of refused candidates again (default: do)"
     add("--drop-refused", action="store_true", help=dropped)
     add_thresholds(parser, "drift", DriftConfig)
     add_thresholds(parser, "gate", GateConfig)
     parser.add_argument(
-        "overrides", nargs="*", metavar="-- --section.field VALUE", help="settings of the recipe"
+        "overrides",
+        nargs="*",
+        metavar="-- --section.field VALUE",
+        help="settings of the recipe; of a log of your own: -- --data.schema FILE",
     )
     launch.add_options(parser, retries=1)
     tracking.add_options(parser)

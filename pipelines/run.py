@@ -3,7 +3,8 @@
 
 It prints the plan first (what is done, what will be made and why), the stages' progress while they
 run, and a summary last. Running it again skips what is done, resumes what was begun and makes anew
-what has changed. `python -m pipelines.run PIPELINE --help` lists a pipeline's own options.
+what has changed. `python -m pipelines.run PIPELINE --help` lists a pipeline's own options. Settings
+of the recipe come last, behind `--`; a log of your own needs `-- --data.schema FILE`.
 
 Exit codes: 0 everything is made; 1 a stage failed; 2 the options, the configuration or the data are
 wrong; 3 a gate refused the candidate, or the drift check a day; 4 the day is not ready, or nothing
@@ -24,6 +25,7 @@ from typing import Protocol
 from pipelines import epochs, nightly, stage
 from pipelines.course import DONE, FAILED, LOCKED, NOT_READY, REFUSED, WRONG, Course
 from pipelines.lock import EXPIRY_SECONDS, Lock, LockedError
+from pipelines.screens import add_help
 from pipelines.stage import NotReadyError, Pipeline, RefusedError, StageError, Step
 from pipelines.tables import table
 
@@ -33,7 +35,8 @@ class Module(Protocol):
 
     It may have `each(options)` too, the options of several runs in a row; `during(options,
     course)`, which is called when a stage enters another state; and `after(options, course)`, which
-    is called when a run has ended, or none can begin.
+    is called when a run has ended, or none can begin. USAGE: what follows its name on the command
+    line; BRIEFLY: the groups of options that --help only names.
     """
 
     def add_options(self, parser: argparse.ArgumentParser) -> None: ...  # noqa: D102
@@ -181,7 +184,15 @@ def _parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="pipeline", required=True, metavar="PIPELINE")
     for name, module in PIPELINES.items():
         summary = (getattr(module, "__doc__", None) or "").partition("\n")[0]
-        sub = subparsers.add_parser(name, help=summary, description=summary)
+        usage = getattr(module, "USAGE", "")
+        sub = subparsers.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            usage=f"python -m pipelines.run {name} {usage}" if usage else None,
+            add_help=False,
+        )
+        add_help(sub, getattr(module, "BRIEFLY", ()))
         add = sub.add_argument
         add("--from", dest="first", default="", metavar="STAGE", help="make this stage anew, too")
         add("--dry-run", action="store_true", help="print the plan and do nothing")

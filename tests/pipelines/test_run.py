@@ -2,13 +2,23 @@
 """The command that runs pipelines: plan, progress, summary, and exit codes."""
 
 import argparse
+import importlib
+import re
+import sys
 import types
+from pathlib import Path
 
 import pytest
 
 from pipelines import run
 from pipelines.lock import Lock
 from pipelines.stage import NotReadyError, Pipeline, Stage, StageError
+
+COMMANDS = sorted(
+    path.stem
+    for path in Path(run.__file__).parent.glob("*.py")
+    if '__name__ == "__main__"' in path.read_text("utf-8")
+)
 
 
 @pytest.fixture
@@ -88,10 +98,34 @@ def test_codes_tell_refused_not_ready_running_and_wrong_apart(command, tmp_path,
     assert codes == (0, 1, 2, 3, 4, 5)
 
 
-def test_every_pipeline_explains_its_options(capsys):
-    for name in run.PIPELINES:
-        with pytest.raises(SystemExit) as stop:
-            run.main([name, "--help"])
-        assert stop.value.code == 0
-        said = capsys.readouterr().out
-        assert "--dry-run" in said and "--recipe" in said
+def said_by(module, *words, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    with pytest.raises(SystemExit) as stop:
+        importlib.import_module(f"pipelines.{module}").main()
+    assert stop.value.code == 0
+    return capsys.readouterr().out
+
+
+def options_in(text):
+    return {*re.findall(r"--[a-z][a-z-]*(?![\w-])", text)}
+
+
+@pytest.mark.parametrize(
+    "words", [[name] for name in COMMANDS] + [["run", name] for name in run.PIPELINES], ids=" ".join
+)
+def test_the_help_of_every_command_fits_a_screen_and_names_every_option(words, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    text = said_by(*words, "--help", capsys=capsys, monkeypatch=monkeypatch)
+    lines = text.splitlines()
+    assert lines[0].startswith(f"usage: python -m pipelines.{' '.join(words)} ".rstrip())
+    assert 4 <= len(lines) <= 45 and max(map(len, lines)) <= 120
+    if "--help-all" in text:
+        whole = said_by(*words, "--help-all", capsys=capsys, monkeypatch=monkeypatch)
+        assert options_in(whole) <= options_in(text)
+        assert len(whole) > len(text)
+
+
+@pytest.mark.parametrize("name", run.PIPELINES)
+def test_every_pipeline_explains_its_options(name, capsys, monkeypatch):
+    text = said_by("run", name, "--help", capsys=capsys, monkeypatch=monkeypatch)
+    assert {"--dry-run", "--recipe", "--data.schema"} <= {*re.findall(r"--[a-z][a-z.-]+", text)}
