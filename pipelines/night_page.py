@@ -121,14 +121,15 @@ def _differences(metrics: dict[str, Any]) -> dict[str, Any] | None:
     found = metrics.get("differences")
     if not isinstance(found, dict):
         return None
-    rows = []
+    rows, titles = [], {key: title for title, key in _METRICS}
     for name, one in found.items():
+        title = titles.get(name, name.replace("_", " ").capitalize())
         if isinstance(one, dict) and is_number(one.get("difference")):
             low, high = (one.get("interval") or [None, None])[:2]
             interval = f"{written(low, '+.4f')} to {written(high, '+.4f')}"
-            rows.append([name, written(one["difference"], "+.4f"), interval])
+            rows.append([title, written(one["difference"], "+.4f"), interval])
         elif is_number(one):
-            rows.append([name.replace("_", " "), written(one), DASH])
+            rows.append([title, written(one), DASH])
     header = ["Candidate less serving", "Difference", "95 % interval"]
     return _table(header, rows) if rows else None
 

@@ -28,7 +28,7 @@ from pipelines.figures import Axes, Line, chart
 from pipelines.night_page import candidate_run, is_night, read_night
 from pipelines.rank_charts import rank_charts, rank_notes, rank_table
 from pipelines.runs import Run, is_number, read_runs, written
-from pipelines.surroundings import changes, data_drift, neighbours
+from pipelines.surroundings import changes, data_drift, neighbours, no_drift
 from pipelines.table_use import step_use, table_use
 from pipelines.trust import (
     ACTIVITY,
@@ -99,6 +99,7 @@ def report(runs: Sequence[Path], output: Path) -> Path:
         phases=phases(found),
         neighbours=[(run.name, data) for run in found[:1] if (data := neighbours(run))],
         drifts=[(run.name, data) for run in found[:1] if (data := data_drift(run))],
+        no_drift=no_drift(found),
         changes=[(run.name, changes(run)) for run in found],
         ranks=rank_charts(found),
         rank_notes=rank_notes(found),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,17 @@ def data_drift(run: Run) -> dict[str, Any] | None:
     header = ["Column", "Null", "Change", "Distinct", "Times the day before's"]
     header += ["Mean", "Change (deviations)"]
     return {"header": header, "rows": rows[:_SHOWN], "hints": {}, "best": {}} if rows else None
+
+
+def no_drift(runs: Sequence[Run]) -> str:
+    """Return why there is nothing to say of the first run's test day."""
+    data = (runs[0].config.get("data") or {}) if runs else {}
+    if runs and not data.get("test_days"):
+        return "The run tests a share of the rows and no day, which could be held against another."
+    return (
+        "The log has no statistics of the test day that can be read here; "
+        "python -m pipelines.ingest writes them."
+    )
 
 
 def _size(moved: dict[str, Any]) -> float:

@@ -143,6 +143,13 @@ def test_the_data_of_the_test_day_is_compared_with_the_day_before(tmp_path):
     assert found.text.index("price") < found.text.index("calm")
 
 
+def test_where_no_day_tests_or_none_has_statistics_it_is_said_which(tmp_path):
+    share = trusted(tmp_path / "share", data={"path": "logs", "test_rows": "0.8:1"})
+    assert "The run tests a share of the rows and no day" in page([share], tmp_path)[1].text
+    day = trusted(tmp_path / "day", data={"path": "logs", "test_days": "2026-01-02"})
+    assert "The log has no statistics of the test day" in page([day], tmp_path)[1].text
+
+
 def stage(night: Path, name: str, **metrics) -> None:
     (night / name).mkdir(parents=True)
     manifest = {"metrics": metrics, "started": "2026-01-03T01:00:00Z", "seconds": 12.5}
@@ -161,7 +168,7 @@ def test_a_night_has_a_page_with_its_verdict_and_the_candidates_run(tmp_path):
     stage(night, "candidate", summary="auc 0.74")
     trusted(night / "candidate" / "run")
     models = [{"auc": 0.74, "rows": 300.0}, {"auc": 0.75, "rows": 300.0}]
-    differences = {"auc": {"difference": -0.01, "interval": [-0.015, -0.005]}, "drift": 0.02}
+    differences = {"auc": {"difference": -0.01, "interval": [-0.015, -0.005]}, "mean_move": 0.05}
     stage(night, "evaluation", models=models, differences=differences)
     stage(night, "verdict", promote=False, reasons=["auc fell by <0.01>"])
     _, found = page([night], tmp_path)
@@ -169,7 +176,10 @@ def test_a_night_has_a_page_with_its_verdict_and_the_candidates_run(tmp_path):
     assert "Refused: the model before goes on serving." in found.text
     assert "auc fell by <0.01>" in found.text
     assert found.row("serving before")[1] == "0.7500"
-    assert found.row("auc") == ["auc", "-0.0100", "-0.0150 to -0.0050"]
+    assert ["AUC", "-0.0100", "-0.0150 to -0.0050"] in found.cells
+    assert found.row("Mean move")[1:] == ["0.0500", "–"]
+    links = {one["href"][1:] for tag, one in found.attributes if tag == "a"}
+    assert links <= {*found.ids} and "night" in links
     assert found.row("2026-01-02")[1] == "tests"
     assert found.row("publication")[1] == "not made"
     assert found.row("candidate")
