@@ -36,8 +36,16 @@ def evaluation_line(metrics: Mapping[str, Any]) -> str:
 
 
 def evaluated_lines(name: str, found: Mapping[str, Any]) -> list[str]:
-    """Return what an evaluation found of the model `name`, and below it a line of each slice."""
+    """Return what an evaluation found of the model `name`; below it, other labels and slices."""
     lines = [f"{name}: {evaluation_line(found)} over {found['rows']:,.0f} rows"]
+    ending = "_auc_standard_error"
+    labels = [key.removesuffix(ending) for key in found if key.endswith(ending)]
+    for label in labels[1:]:  # what stands above is the first one's
+        prefix = f"{label}_"
+        own = {
+            key.removeprefix(prefix): one for key, one in found.items() if key.startswith(prefix)
+        }
+        lines.append(f"  label {label}: {evaluation_line(own)} over {own['rows']:,.0f} rows")
     for column, slices in found.get("slices", {}).items():
         lines += [
             f"  {column} {one['slice']}: {evaluation_line(one)} over {one['rows']:,.0f} rows"

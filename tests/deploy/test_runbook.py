@@ -27,10 +27,14 @@ UNTRIED = ("dmesg", "py-spy", "nproc; iostat", "curl", "rm")
 
 @pytest.fixture
 def run(tmp_path):
-    """A folder with what a run that once failed has left."""
+    """A folder with what a run and a night that once failed have left."""
     (tmp_path / "RUN" / "checkpoints" / "step-2").mkdir(parents=True)
     lines = ["step 1", "ALARM auc_stuck", "error: something", "error: again"]
     (tmp_path / "RUN.log").write_text("\n".join(lines))
+    candidate = tmp_path / "DIR" / "nights" / "DATE" / ".candidate.unfinished"
+    candidate.mkdir(parents=True)
+    (candidate / "log.txt").write_text("error: something\n")
+    (candidate.parent / ".lock").write_text("{}\n")
     return tmp_path
 
 

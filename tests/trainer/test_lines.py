@@ -26,6 +26,14 @@ def test_an_evaluation_is_a_line_and_each_of_its_slices_one_below():
     ]
 
 
+def test_labels_after_the_first_have_a_line_each():
+    own = {f"{label}_{key}": one for label in ("click", "like") for key, one in METRICS.items()}
+    assert evaluated_lines("runs/a", METRICS | own | {"like_auc": 0.6, "like_rows": 7.0}) == [
+        "runs/a: auc 0.7123 ± 0.0041 over 4,000 rows",
+        "  label like: auc 0.6000 ± 0.0041 over 7 rows",
+    ]
+
+
 @pytest.mark.parametrize(
     ("low", "high", "told"),
     [
