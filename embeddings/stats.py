@@ -206,8 +206,7 @@ class Hits:
                 marks = states[number][0] if number < len(states) and states[number] else None
                 if marks is None or not marks.numel():
                     continue  # without state nobody knows
-                rows = table.local_rows
-                trained = marks.reshape(rows, -1).any(1)
+                trained = marks.reshape(table.local_rows, -1).any(1)
                 if table.name in self._maps:
                     trained &= self._maps[table.name].ids != MISSING_ID
                 shard = table.local_metadata
@@ -231,18 +230,16 @@ def rank_numbers(
 ) -> dict[str, dict[str, float]]:
     """Return this rank's plain numbers by table; what a rank does not know of a table is absent.
 
-    more: numbers of tables that count for themselves, by table (`dynamic_numbers`), which replace
-      those of the same name. Over ranks they add up.
+    more: numbers of tables that count for themselves (`dynamic_numbers`), which replace those of
+      the same name. Over ranks they add up.
     """
     found: dict[str, dict[str, float]] = {}
-    for table, shard in shards.items():
-        numbers = found.setdefault(table, {})
-        numbers |= {name: v for name, v in asdict(shard).items() if v is not None}
-    for table, own in ids.items():
-        found.setdefault(table, {}).update(asdict(own))
-    for part in (hits, more or {}):
+    plain = [{table: asdict(own) for table, own in part.items()} for part in (shards, ids)]
+    for part in (*plain, hits, more or {}):
         for table, own in part.items():
-            found.setdefault(table, {}).update(own)
+            found.setdefault(table, {}).update({n: v for n, v in own.items() if v is not None})
+    for numbers in found.values():
+        _add_shares(numbers)
     return found
 
 
@@ -274,7 +271,7 @@ def merge_numbers(ranks: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[st
     for table in dict.fromkeys(name for rank in ranks for name in rank):
         parts = [{"rank": n, **rank[table]} for n, rank in enumerate(ranks) if table in rank]
         merged: dict[str, Any] = {}
-        for name in dict.fromkeys(name for part in parts for name in part if name != "rank"):
+        for name in {n: 0 for part in parts for n in part if n not in ("rank", *_SHARES)}:
             values = [part[name] for part in parts if name in part]
             if name in _MEANS:
                 sizes = [part.get(_MEANS[name], 0) for part in parts if name in part]
@@ -282,11 +279,16 @@ def merge_numbers(ranks: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[st
                 merged[name] = total / max(1, sum(sizes))
             else:
                 merged[name] = max(values) if name in _LARGEST else sum(values)
-        for name, (part, whole) in _SHARES.items():
-            if part in merged and merged.get(whole):
-                merged[name] = merged[part] / merged[whole]
+        _add_shares(merged)
         found[table] = {**merged, "ranks": parts}
     return found
+
+
+def _add_shares(numbers: dict[str, Any]) -> None:
+    """Set the shares that follow from other numbers."""
+    for name, (part, whole) in _SHARES.items():
+        if part in numbers and numbers.get(whole):
+            numbers[name] = numbers[part] / numbers[whole]
 
 
 def _norms(shards: list[Tensor], rows: list[Tensor], sample: int) -> Tensor:

@@ -50,6 +50,8 @@ class ExportConfig:
     push_url: a push gateway, for jobs that end before they are scraped; empty: none. It is pushed
       to every `push_seconds` seconds and at the end. push_keep: whether the gateway keeps what was
       pushed last when the run is over.
+    tables_by_rank: runs of at most so many tables show the numbers of each table by rank, too; of
+      more there would be too many series. 0: none does.
     tensorboard: whether to write event files into DIR/tensorboard (needs the package tensorboard).
     """
 
@@ -60,6 +62,7 @@ class ExportConfig:
     push_url: str = ""
     push_seconds: float = 15.0
     push_keep: bool = True
+    tables_by_rank: int = 64
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
@@ -82,12 +85,17 @@ class ExportConfig:
             raise ValueError(
                 f"telemetry.push_seconds: expected a number > 0, got {self.push_seconds}"
             )
+        if self.tables_by_rank < 0:
+            raise ValueError(
+                f"telemetry.tables_by_rank: expected a number >= 0, got {self.tables_by_rank}"
+            )
         needs = {
             "address": ("serve", self.serve),
             "port": ("serve", self.serve),
             "targets": ("serve", self.serve),
             "push_seconds": ("push_url", bool(self.push_url)),
             "push_keep": ("push_url", bool(self.push_url)),
+            "tables_by_rank": ("serve", self.exports),
         }
         for name, (other, present) in needs.items():
             if not present and getattr(self, name) != getattr(type(self), name):

@@ -62,6 +62,19 @@ PHASES = (
     "other",
 )
 
+# Of each table, of all ranks together and by rank.
+_TABLES = {
+    "table_rows{table}": "Rows of a table",
+    "table_occupancy_ratio{table}": "Share of the rows that were ever updated, or that an id holds",
+    "table_hit_ratio{table}": "Share of the evaluation's ids that met a row that was trained",
+    "table_missing_ratio{table}": "Share of the latest training ids that were null, empty or out "
+    "of vocabulary",
+    "table_top_ratio{table}": "Share of the latest training ids on the ten most frequent rows",
+    "table_row_norm_mean{table}": "Mean norm of a sample of the used rows",
+    "table_row_norm_max{table}": "Largest norm of the same rows",
+    "table_ids{table,outcome}": "Ids of a dynamic table since its process began, by what became of "
+    "them; at the latest log interval or evaluation",
+}
 _DECLARED: tuple[tuple[Scope, Kind, dict[str, str]], ...] = (
     # Where the run stands.
     (
@@ -161,19 +174,9 @@ _DECLARED: tuple[tuple[Scope, Kind, dict[str, str]], ...] = (
         "run",
         "gauge",
         {
-            "table_rows{table}": "Rows of a table",
             "table_rows_used{table}": "Rows that were ever updated, or that an id holds",
             "table_bytes{table}": "Bytes of a table's weights on all ranks",
-            "table_hit_ratio{table}": "Share of the evaluation's ids that met a row with training "
-            "behind it",
-            "table_missing_ratio{table}": "Share of the latest training ids that were null, empty "
-            "or out of vocabulary",
-            "table_top_ratio{table}": "Share of the latest training ids on the ten most frequent "
-            "rows",
-            "table_row_norm_mean{table}": "Mean norm of a sample of the used rows",
-            "table_row_norm_max{table}": "Largest norm of the same rows",
-            "table_ids{table,outcome}": "Ids of a dynamic table since its process began, by what "
-            "became of them",
+            **_TABLES,
         },
     ),
     # What a sampled step asks of tables and network, on all ranks.
@@ -203,13 +206,7 @@ _DECLARED: tuple[tuple[Scope, Kind, dict[str, str]], ...] = (
             "0 for none by the clock",
         },
     ),
-    (
-        "run",
-        "counter",
-        {
-            "checkpoint_failures_total": "Checkpoints that could not be written",
-        },
-    ),
+    ("run", "counter", {"checkpoint_failures_total": "Checkpoints that could not be written"}),
     # The ranks of a node.
     (
         "node",
@@ -235,6 +232,7 @@ _DECLARED: tuple[tuple[Scope, Kind, dict[str, str]], ...] = (
             "loader's workers",
             "rank_device_memory_bytes": "Memory of the rank's accelerator that tensors hold; "
             "absent on a CPU",
+            **{f"rank_{name}": f"{meaning}; of this rank" for name, meaning in _TABLES.items()},
         },
     ),
     (

@@ -55,14 +55,14 @@ _EVALUATION = {
 }
 _TABLE = {
     "rows": "table_rows",
-    "touched": "table_rows_used",
-    "bytes": "table_bytes",
+    "occupancy": "table_occupancy_ratio",
     "hit_rate": "table_hit_ratio",
     "missing": "table_missing_ratio",
     "top_share": "table_top_ratio",
     "mean_norm": "table_row_norm_mean",
     "max_norm": "table_row_norm_max",
 }
+_WHOLE_TABLE = {"touched": "table_rows_used", "bytes": "table_bytes"}
 _STAGES = {"step_ids_in": "in", "step_ids_sent": "sent", "step_ids_looked_up": "looked_up"}
 _DYNAMIC = "dynamic_"
 
@@ -83,6 +83,9 @@ class Monitor:
         self._sent, self._samples = 0.0, 0
         self._phases = dict(trainer.pipeline.phases.seconds)
         self._skipped = trainer.precision.num_skipped
+        self._own = trainer.tables.own
+        tables = len(trainer.config.schema.tables)
+        self._by_rank = tables <= trainer.config.telemetry.tables_by_rank
         if trainer.runtime.is_first:
             self._describe()
         if trainer.runtime.local_rank == 0:
@@ -123,6 +126,7 @@ class Monitor:
         values.set("rank_step", report.step)
         values.set("rank_last_step_timestamp_seconds", time.time())
         self._note_phases()
+        self._note_tables()
         if self._trainer.runtime.is_first:
             values.set("step", report.step)
             values.set("last_step_timestamp_seconds", time.time())
@@ -164,6 +168,7 @@ class Monitor:
     ) -> None:
         """Note an evaluation; its time is none of training."""
         self._before = time.perf_counter()
+        self._note_tables()
         if self._sender is not None:
             self._sender.send()
         if not self._trainer.runtime.is_first:
@@ -178,13 +183,6 @@ class Monitor:
             for name, series in (("erank", "effective_rank"), ("ferank", "effective_rank_ratio")):
                 if record.get(name) is not None:
                     values.set(series, record[name], *place)
-        for table, numbers in self._trainer.tables.numbers.items():
-            for name, series in _TABLE.items():
-                if numbers.get(name) is not None:
-                    values.set(series, numbers[name], table)
-            for name, number in numbers.items():
-                if name.startswith(_DYNAMIC):
-                    values.set("table_ids", number, table, name.removeprefix(_DYNAMIC))
         self._note_checkpoints()
 
     def close(self) -> None:
@@ -219,6 +217,23 @@ class Monitor:
             self.values.add("sampled_phase_seconds_total", seconds - self._phases[name], name)
         self.values.set("rank_own_seconds", phases.own_seconds)
         self._samples, self._phases = phases.samples, dict(phases.seconds)
+
+    def _note_tables(self) -> None:
+        """Note what tables are used for, if that is new: on this rank and, on rank 0, on all."""
+        tables, values = self._trainer.tables, self.values
+        if tables.own is self._own:
+            return
+        self._own = tables.own
+        own: Mapping[str, Any] = self._own if self._by_rank else {}
+        for scope, found in (("rank_", own), ("", tables.numbers)):
+            names = _TABLE if scope else {**_TABLE, **_WHOLE_TABLE}
+            for table, numbers in found.items():
+                for name, number in numbers.items():
+                    if name in names:
+                        values.set(scope + names[name], number, table)
+                    elif name.startswith(_DYNAMIC):
+                        outcome = name.removeprefix(_DYNAMIC)
+                        values.set(f"{scope}table_ids", number, table, outcome)
 
     def _note_checkpoints(self) -> None:
         """Take over what the saver knows of itself."""

@@ -44,7 +44,8 @@ class TableWatch:
     """Counts and statistics of one run's tables.
 
     Attributes: counts, of the latest sampled step, by name; empty before the first. numbers, of the
-    latest evaluation, by table, on rank 0. first_steps, of alarms, by name.
+    latest evaluation, by table, on rank 0. own, the same of this rank alone, on each; what dynamic
+    tables count is of the latest interval in both. first_steps, of alarms, by name.
     """
 
     def __init__(self, parallel: Parallel, runtime: Runtime, interval_steps: int) -> None:
@@ -52,6 +53,7 @@ class TableWatch:
         assert isinstance(layer, EmbeddingLayer)
         self.counts: dict[str, int] = {}
         self.numbers: dict[str, dict[str, Any]] = {}
+        self.own: dict[str, dict[str, float]] = {}
         self._layer, self._parallel, self._runtime = layer, parallel, runtime
         self._path: Path | None = None
         self._interval = interval_steps
@@ -114,6 +116,10 @@ class TableWatch:
                 found[name, table] = f"ALARM {name} at step {step:,}: {text}. {ADVICE[name]}"
         begun = [key for key in found if key not in self._ringing]
         self._counted, self._ringing = totals, set(found)
+        if self._runtime.is_first:
+            self.numbers = _with_totals(self.numbers, totals)
+        counted = {name: table.totals.tolist() for name, table in self._parts.items()}
+        self.own = _with_totals(self.own, counted)
         for name, _ in begun:
             self.first_steps.setdefault(name, step)
         return [found[key] for key in begun]
@@ -173,13 +179,24 @@ class TableWatch:
             yield
         states = self._parallel.fused_optimizer.state_dict()["state"]
         shards = shard_stats(self._layer, states)
-        own = rank_numbers(
+        self.own = rank_numbers(
             shards, self._window.stats(), hits.numbers(), dynamic_numbers(self._layer)
         )
         ranks: list[Any] | None = [None] * self._runtime.world_size
         ranks = ranks if self._runtime.is_first else None
-        dist.gather_object(own, ranks, dst=0, group=self._runtime.group)
+        dist.gather_object(self.own, ranks, dst=0, group=self._runtime.group)
         if ranks is not None:
             self.numbers = merge_numbers(ranks)
             if self._path is not None:
                 append(self._path, {"step": step, "tables": self.numbers})
+
+
+def _with_totals(
+    numbers: Mapping[str, dict[str, Any]], totals: Mapping[str, list[int]]
+) -> dict[str, dict[str, Any]]:
+    """Return `numbers` with what dynamic tables have counted meanwhile."""
+    found = dict(numbers)
+    for table, counts in totals.items():
+        named = {f"dynamic_{name}": count for name, count in zip(TOTALS, counts, strict=True)}
+        found[table] = {**found.get(table, {}), **named}
+    return found

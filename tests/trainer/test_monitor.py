@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 import urllib.request
@@ -15,6 +16,8 @@ import torch
 import torch.distributed as dist
 from prometheus_client.parser import text_string_to_metric_families
 
+from embeddings.idmap import TOTALS
+from embeddings.lifetime import DynamicConfig
 from tests.support.runs import generate, small, train, train_until
 from trainer.config import TrainConfig
 from trainer.loop import Trainer
@@ -23,7 +26,7 @@ from trainer.monitor import Monitor
 from trainer.runtime import Runtime
 
 # What a small run on a CPU has nothing to say of.
-ABSENT = {"rank_device_memory_bytes", "table_ids"}
+ABSENT = {"rank_device_memory_bytes"}
 
 
 def scraped(folder: Path) -> str:
@@ -73,6 +76,8 @@ def stub() -> Any:
             precision=SimpleNamespace(dtype="fp16"),
             parallel=SimpleNamespace(describe=lambda: "ddp"),
             checkpoint=SimpleNamespace(interval_seconds=600.0),
+            schema=SimpleNamespace(tables=("user",)),
+            telemetry=SimpleNamespace(tables_by_rank=0),
         ),
         runtime=SimpleNamespace(
             is_first=True, rank=0, local_rank=0, restarts=2, device=torch.device("cpu")
@@ -86,13 +91,16 @@ def stub() -> Any:
         saver=SimpleNamespace(stalled_seconds=0.5, num_failed=1, newest=None),
         weights=SimpleNamespace(ringing=True),
         tables=SimpleNamespace(
-            numbers={"user": {"rows": 100, "touched": 99, "dynamic_ids": 50, "dynamic_failed": 9}}
+            own={},
+            numbers={"user": {"rows": 100, "touched": 99, "dynamic_ids": 50, "dynamic_failed": 9}},
         ),
     )
 
 
 def test_what_goes_wrong_is_shown():
-    monitor = Monitor(stub())
+    trainer = stub()
+    monitor = Monitor(trainer)
+    trainer.tables.own = {"user": {"rows": 100}}
     point = dict.fromkeys(("loss", "auc", "prediction_std", "input_wait"), 0.5)
     point |= {"label_mean": 0.1, "prediction_mean": 0.2, "skipped": 7, "nonfinite_steps": 2}
     monitor.interval(point | {"alarms": ["auc_stuck"]})
@@ -109,6 +117,8 @@ def test_what_goes_wrong_is_shown():
     assert values.get("checkpoint_failures_total") == 1
     assert values.get("checkpoint_timestamp_seconds") is None
     assert values.get("table_ids", "user", "failed") == 9
+    assert values.get("table_rows_used", "user") == 99
+    assert values.get("rank_table_rows", "user") is None, "there are more tables than shown by rank"
     monitor.interval(point | {"alarms": []})
     assert values.get("alarm_active", "auc_stuck") == 0
 
@@ -122,6 +132,13 @@ def logs(tmp_path_factory):
 def run(processes, logs, tmp_path_factory) -> tuple[Path, Any]:
     output = tmp_path_factory.mktemp("runs") / "mine"
     config = small("dlrm.demo", logs, "--telemetry.tensorboard")
+    tables = tuple(
+        dataclasses.replace(table, dynamic=DynamicConfig(min_occurrences=2))
+        if table.name == "item"
+        else table
+        for table in config.schema.tables
+    )
+    config = dataclasses.replace(config, schema=dataclasses.replace(config.schema, tables=tables))
     texts = processes.run(observed, config, output)
     return output, series(texts[0])
 
@@ -164,6 +181,37 @@ def test_the_numbers_are_those_of_the_run_s_own_files(run):
         table: (numbers["rows"],) for table, numbers in tables.items()
     }
     assert sum(found["alarm_active"].values()) == 0
+
+
+@pytest.mark.dist
+def test_every_statistic_of_every_table_is_there_of_all_ranks_and_of_each(run):
+    output, found = run
+    tables = json.loads((output / "tables.jsonl").read_text("utf-8").splitlines()[-1])["tables"]
+    shares = ("occupancy_ratio", "hit_ratio", "missing_ratio", "top_ratio")
+    keys = dict(zip(shares, ("occupancy", "hit_rate", "missing", "top_share"), strict=True))
+    keys |= {"rows": "rows", "row_norm_mean": "mean_norm", "row_norm_max": "max_norm"}
+    for series_name, key in keys.items():
+        whole, by_rank = found[f"table_{series_name}"], found[f"rank_table_{series_name}"]
+        assert whole == {(table,): numbers[key] for table, numbers in tables.items()}
+        assert by_rank == {
+            (str(rank["rank"]), table): rank[key]
+            for table, numbers in tables.items()
+            for rank in numbers["ranks"]
+            if key in rank
+        }
+        assert {rank for rank, table in by_rank if table == "item"} == {"0", "1"}
+        if series_name in shares:
+            assert all(0 <= share <= 1 for share in (*whole.values(), *by_rank.values()))
+            assert series_name == "missing_ratio" or min(whole.values()) > 0
+    # Of the dynamic table, what became of its ids.
+    counts = {outcome: n for (outcome, _), n in found["table_ids"].items()}
+    assert counts.keys() == set(TOTALS)
+    for outcome, number in counts.items():
+        parts = [found["rank_table_ids"][outcome, rank, "item"] for rank in ("0", "1")]
+        assert sum(parts) == number == tables["item"][f"dynamic_{outcome}"]
+    assert counts["ids"] > counts["hits"] > 0 and min(counts["waiting"], counts["admitted"]) > 0
+    held = counts["admitted"] - counts["evicted"] - counts["expired"]
+    assert found["table_occupancy_ratio"]["item",] == held / found["table_rows"]["item",] > 0
 
 
 @pytest.mark.dist
