@@ -154,6 +154,8 @@ class NightConfig:
             "trained_rows": trained,
             "skipped": refused,
             "prints": {day: of_path(Path(self.data) / f"dt={day}") for day in kept},
+            # Another delivery of it is another evaluation, even if it has as many rows.
+            "evaluates": of_path(Path(self.data) / f"dt={self.date}"),
             "summary": f"{trained:,} rows of {len(kept)} days{left}, {start}",
         }
 

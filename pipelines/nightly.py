@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -125,6 +126,13 @@ def _check(options: argparse.Namespace) -> None:
         if not _is_day(day):
             also = ", FIRST:LAST or new" if name == "--date" else ""
             raise ValueError(f"{name}: expected a day YYYY-MM-DD{also}, got {day!r}")
+    for name in ("data", "output"):
+        value = str(getattr(options, name))
+        if re.match(r"[a-z][a-z0-9+]+:/", value):  # a path has lost one of a URL's two strokes
+            raise ValueError(
+                f"--{name}: expected a folder, since nights link to files in it, got the URL "
+                f"{value!r}; raw days may have one (--raw)"
+            )
     for name, least in (("first_days", 0), ("look_back", 0), ("replicates", 1)):
         if getattr(options, name) < least:
             option = f"--{name.replace('_', '-')}"

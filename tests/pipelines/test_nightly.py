@@ -160,6 +160,21 @@ def test_days_that_changed_are_trained_on_again(night, logs, tmp_path):
     assert night(DAYS[2])[1] == ["train", f"compare 1 on {DAYS[2]}"]
 
 
+def test_a_date_that_was_delivered_again_is_evaluated_again_though_it_has_as_many_rows(
+    night, logs, tmp_path
+):
+    import pyarrow.parquet as pq
+
+    night(DAYS[2])
+    (path,) = (logs / f"dt={DAYS[2]}").glob("*.parquet")
+    table = pq.ParquetFile(path).read()
+    other = table.column("click").take([*range(table.num_rows - 1, -1, -1)])
+    table = table.set_column(table.column_names.index("click"), "click", other)
+    pq.write_table(table, path)
+    assert night(DAYS[2])[1] == ["train", f"compare 1 on {DAYS[2]}"]
+    assert night(DAYS[2]) == (0, [])
+
+
 def test_a_day_that_is_not_ready_and_a_gap_end_with_code_4(night, logs, tmp_path, capsys):
     assert night("2026-01-09") == (run.NOT_READY, [])
     assert f"2026-01-09 is not ready (ready: {DAYS[0]} to {DAYS[4]}" in capsys.readouterr().err
@@ -332,6 +347,8 @@ def test_a_damaged_file_of_the_store_is_named(night, tmp_path, capsys, text):
         (["--date", "20260103"], "--date: expected a day YYYY-MM-DD, FIRST:LAST or new, got '2026"),
         (["--skip-days", "yesterday"], "--skip-days: expected a day YYYY-MM-DD, got 'yesterday'"),
         (["--accept-days", "2026-13-40"], "--accept-days: expected a day YYYY-MM-DD, got '2026-13"),
+        (["--data", "s3://b/logs"], "--data: expected a folder, since nights link to files in it"),
+        (["--output", "s3://bucket/x"], "--output: expected a folder, since nights link to files"),
         (["--first-days", "-3"], "--first-days: expected a number >= 0, got -3"),
         (["--look-back", "-2"], "--look-back: expected a number >= 0, got -2"),
         (["--replicates", "0"], "--replicates: expected a number >= 1, got 0"),

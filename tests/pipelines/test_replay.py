@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""A replay that is killed at any place, again and again, and goes on: the same table in the end."""
+"""Nights with the real trainer: killed at any place they end with the same table, and bad days.
+
+What the other tests of nights let a few lines of Python stand in for trains and compares here, in
+forks of one process that has imported it.
+"""
 
 import json
 import os
@@ -10,11 +14,14 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines import launch
 from pipelines.clicks import ClickConfig
 from pipelines.launch import LaunchConfig
+from pipelines.publish import Store
 from pipelines.synthesize import SynthesisConfig, synthesize
 from tests.faults.harness import Zygote
 
@@ -135,6 +142,60 @@ def test_a_replay_killed_at_random_again_and_again_ends_with_the_same_table(
     assert codes[-1] == 0, said[-3000:]
     assert codes.count(-9) >= 3 and {*codes} == {0, -9}
     assert replay.left(said) == undisturbed
+
+
+def change(day, columns):
+    """Write a raw day again, its columns changed by functions of their arrays."""
+    (path,) = day.glob("*.parquet")
+    table = pq.read_table(path, partitioning=None)
+    for name, function in columns.items():
+        column = pa.array(function(table.column(name).to_numpy()), table.schema.field(name).type)
+        table = table.set_column(table.column_names.index(name), name, column)
+    pq.write_table(table, path)
+
+
+def test_flipped_labels_are_refused_a_day_of_unseen_ids_is_measured_and_a_good_one_recovers(
+    zygote, tmp_path
+):
+    days, raw = [f"2026-01-0{number}" for number in range(1, 6)], tmp_path / "raw"
+    clicks = ClickConfig(num_users=200, num_items=60)
+    synthesize(raw, SynthesisConfig(days=5, rows_per_day=1500, clicks=clicks))
+    log = tmp_path / "log"
+
+    def nights(*dates):
+        words = ["--recipe", "dlrm.demo", "--raw", str(raw), "--output", str(tmp_path / "out")]
+        words += ["--ready", "manifest", "--first-days", "2", "--retries", "0"]
+        words += ["--gate-max-drift", "9", "--replicates", "50", "--", "--log.mode", "quiet"]
+        words += ["--loader.batch-size", "32", "--runtime.num-threads", "1"]
+        words += ["--dense.learning-rate", "0.01", "--sparse.learning-rate", "0.1"]
+        log.unlink(missing_ok=True)
+        request = {"module": "tests.support.replays", "function": "nights", "environment": {}}
+        several = [["--date", date, *words] for date in dates]
+        pid = zygote.ask(**request, arguments=[several], log=str(log))["pid"]
+        assert zygote.ask(wait=pid, seconds=250)["code"] == 0, log.read_text()[-3000:]
+        (codes,) = re.findall(r"^codes \[(.*)\]$", log.read_text(), re.MULTILINE)
+        return [int(code) for code in codes.split(", ")], log.read_text()
+
+    def flip():
+        change(raw / f"dt={days[3]}", {"click": lambda clicked: 1 - clicked})
+
+    store = Store(tmp_path / "out")
+    flip()
+    codes, said = nights(*days[2:4])
+    assert codes == [0, 3] and store.serving() == days[2]
+    assert store.models()[days[2]]["metrics"]["auc"] > 0.6, "there was something to learn"
+    assert re.search(r"refused: auc is 0\.[0-4]\d*, below --gate-min-auc 0\.5", said)
+    # The producer mends the day, but its ids are all new: what is left to the models is dense.
+    flip()
+    ids = ("user_id", "item_id", "category_id", "brand_id")
+    change(raw / f"dt={days[3]}", {name: lambda values: values + 10**12 for name in ids})
+    codes, said = nights(days[3], days[4])
+    assert codes[0] in (0, 3) and codes[1] == 0
+    assert f"{days[3]}: changed, 1,500 rows" in said
+    unseen = store.models("refused" if codes[0] else "models")[days[3]]["metrics"]
+    assert unseen["rows"] == 1500 and 0.4 < unseen["auc"] < 0.65
+    assert unseen["nonfinite_predictions"] == 0
+    assert store.models()[days[4]]["metrics"]["auc"] > 0.6 and store.serving() == days[4]
 
 
 def until(condition, what):

@@ -21,7 +21,7 @@ from typing import Any
 
 import trainer.compare
 import trainer.train  # noqa: F401  (its seconds, once)
-from pipelines import launch, replay
+from pipelines import launch, replay, run
 
 _CHANGES = ("os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "os.symlink")
 
@@ -37,6 +37,14 @@ def main(words: Sequence[str], output: str, kill: dict[str, Any] | None, seen: s
     launch._stream = _forked  # pyright: ignore[reportPrivateUsage]
     _watch(output, kill, seen)
     return replay.main(list(words))
+
+
+def nights(several: Sequence[Sequence[str]]) -> int:
+    """Run `python -m pipelines.run nightly WORDS` for each; print the exit codes as a list."""
+    launch._stream = _forked  # pyright: ignore[reportPrivateUsage]
+    codes = [run.main(["nightly", *words]) for words in several]
+    print(f"codes {codes}", flush=True)
+    return 0
 
 
 def _watch(output: str, kill: dict[str, Any] | None, seen: str) -> None:
