@@ -70,7 +70,10 @@ class Store:
         return max((name for name in dates if not date or name < date), default="")
 
     def keep(self, kind: str, date: str, checkpoint: Path, model: Mapping[str, Any]) -> Path:
-        """Put a copy of a checkpoint under `kind` (`models` or `refused`) and `date`, whole."""
+        """Put a copy of a checkpoint under `kind` (`models` or `refused`) and `date`, whole.
+
+        A model that is published takes the place of one that was refused under its date.
+        """
         target = self.folder / kind / date
         partial, old = (target.with_name(f".{date}.{word}") for word in ("partial", "replaced"))
         for path in (partial, old):
@@ -82,6 +85,8 @@ class Store:
             target.rename(old)
         partial.rename(target)
         shutil.rmtree(old, ignore_errors=True)
+        if kind == "models":  # the same night, which was refused before
+            shutil.rmtree(self.folder / "refused" / date, ignore_errors=True)
         return target
 
     def point(self, date: str, reason: str) -> None:

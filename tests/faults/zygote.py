@@ -6,6 +6,7 @@ one process imports it once, starts no thread, and forks. It answers each line w
 
   {"module": M, "function": F, "arguments": [...], "environment": {...}, "log": PATH} -> {"pid": P}
   {"wait": P, "seconds": S} -> {"code": exit code, negative for a signal, or null: it still runs}
+  {"import": M} -> {"code": 0}: the module's seconds are spent once, for all forks to come
 """
 
 from __future__ import annotations
@@ -62,6 +63,10 @@ def main() -> None:
             code = wait(request["wait"], request["seconds"])
             children -= {request["wait"]} if code is not None else set()
             print(json.dumps({"code": code}), flush=True)
+            continue
+        if "import" in request:
+            importlib.import_module(request["import"])
+            print(json.dumps({"code": 0}), flush=True)
             continue
         pid = os.fork()
         if not pid:

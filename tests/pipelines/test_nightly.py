@@ -124,8 +124,11 @@ def test_a_refused_candidate_is_kept_with_the_reason_and_the_old_model_serves(
 def test_other_thresholds_ask_the_gates_again_and_train_nothing(night, tmp_path):
     night(DAYS[2])
     assert night(DAYS[3], auc=WORSE)[0] == run.REFUSED
+    store = Store(tmp_path / "out")
+    assert [*store.models("refused")] == [DAYS[3]]
     assert night(DAYS[3], "--gate-max-auc-loss", "0.05", auc=WORSE) == (0, [])
-    assert Store(tmp_path / "out").serving() == DAYS[3]
+    assert store.serving() == DAYS[3]
+    assert not store.models("refused"), "one model a night"
 
 
 def test_one_command_rolls_back_and_the_withdrawn_model_is_no_base(night, tmp_path, capsys):

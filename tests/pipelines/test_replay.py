@@ -92,6 +92,7 @@ class Replay:
 @pytest.fixture(scope="module")
 def zygote():
     found = Zygote()
+    found.ask(**{"import": "tests.support.replays"})
     yield found
     found.close()
 
@@ -165,8 +166,9 @@ def test_flipped_labels_are_refused_a_day_of_unseen_ids_is_measured_and_a_good_o
     def nights(*dates):
         words = ["--recipe", "dlrm.demo", "--raw", str(raw), "--output", str(tmp_path / "out")]
         words += ["--ready", "manifest", "--first-days", "2", "--retries", "0"]
-        words += ["--gate-max-drift", "9", "--replicates", "50", "--", "--log.mode", "quiet"]
-        words += ["--loader.batch-size", "32", "--runtime.num-threads", "1"]
+        words += ["--gate-max-drift", "9", "--gate-max-calibration-error", "0.5"]
+        words += ["--replicates", "50", "--", "--log.mode", "quiet"]
+        words += ["--loader.batch-size", "64", "--runtime.num-threads", "1"]
         words += ["--dense.learning-rate", "0.01", "--sparse.learning-rate", "0.1"]
         log.unlink(missing_ok=True)
         request = {"module": "tests.support.replays", "function": "nights", "environment": {}}

@@ -19,7 +19,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import trainer.compare
+import trainer.compare  # and what commands import when they begin
+import trainer.config
+import trainer.data.parquet
 import trainer.train  # noqa: F401  (its seconds, once)
 from pipelines import launch, replay, run
 
