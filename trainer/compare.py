@@ -11,7 +11,8 @@ JSON on standard output (a summary goes to standard error), holds
   slices       the same by the values of each column of --slice-by, or by `day`
 
 Above `labels` all numbers are of the first label. How intervals come about: `paired.py`. One
-process; rows are kept in memory, 20 bytes each and model, 32 more of the label that is compared.
+process; rows are kept in memory: each takes 8 bytes, 12 more a label, and 32 while one is compared,
+of each model.
 
 Shapes: N rows, K labels.
 """
@@ -126,8 +127,9 @@ def report(answers: Sequence[Answers], replicates: int) -> dict[str, Any]:
     if len(shared) > 1:
         found["labels"] = {}
         for name in shared:
-            rows = [one.of(one.labels.index(name))[0] for one in answers]
-            found["labels"][name] = assess(rows, replicates)
+            places = [one.labels.index(name) for one in answers]
+            rows = [one.of(place)[0] for one, place in zip(answers, places, strict=True)]
+            found["labels"][name] = assess(rows, replicates) if any(places) else whole
     if answers[0].slices:
         found["slices"] = {
             column: _by_slice(models, names, codes[counted], replicates)
