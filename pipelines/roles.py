@@ -109,9 +109,12 @@ def _assign_labels(roles: Roles, sample: Sample, choices: Choices) -> None:
         labels, why = binary[:1], f"{GUESS}: the first column of 0 and 1 ({', '.join(binary)})"
     if not labels:
         unread = "".join(f"; {name} cannot be: {why}" for name, why in roles.left_out.items())
+        differ = any(why.endswith("every file must") for why in roles.left_out.values())
+        alone = ", and if the files are not of one log, pass those that are" if differ else ""
         raise ValueError(
             "no column holds 0 and 1 and nothing else, so there is no label: expected one such "
-            f"column in every file; name it with --label. Columns: {list(roles.columns)}{unread}"
+            f"column in every file; name it with --label{alone}. Columns: {list(roles.columns)}"
+            f"{unread}"
         )
     for name in labels:
         one = roles.columns.pop(name)

@@ -329,3 +329,12 @@ def test_a_history_is_as_long_as_those_that_have_one():
     column = pa.array([[]] * 990 + [[1, 2, 3, 4, 5]] * 10, pa.list_(pa.int64()))
     mean, usual, largest = profile("clicked", column, 1.0).lengths
     assert (round(mean, 2), usual, largest) == (0.05, 5, 5)
+
+
+def test_files_of_two_logs_in_one_folder_are_told_apart(tmp_path, capsys):
+    pq.write_table(pa.table({"user": [1, 2], "label": [0, 1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"user": [3, 4], "count": [5, 6]}), tmp_path / "b.parquet")
+    assert main([str(tmp_path), "--output", str(tmp_path / "schema.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert "if the files are not of one log, pass those that are" in error
+    assert "label cannot be: b.parquet has no such column, and every file must" in error
