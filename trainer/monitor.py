@@ -88,6 +88,7 @@ class Monitor:
         self._by_rank = tables <= trainer.config.telemetry.tables_by_rank
         if trainer.runtime.is_first:
             self._describe()
+            trainer.saver.concluded = self._note_checkpoints  # the last one, after all steps
         if trainer.runtime.local_rank == 0:
             self.values.set("restarts", trainer.runtime.restarts)
 

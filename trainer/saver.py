@@ -44,7 +44,7 @@ class Saver:
     waited_seconds, for the one before to be written; written_step, the step of the newest one
     written by this process, or -1, known when the next one begins; newest, the step and time
     (seconds since 1970) of the newest complete one, known at once; num_failed, how many could not
-    be written.
+    be written; concluded, called when it is known what became of one.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Saver:
         self.written_step = -1
         self.newest: tuple[int, float] | None = None
         self.num_failed = 0
+        self.concluded: Callable[[], None] = lambda: None
         self._runtime = runtime
         self._say = say
         self._staging = Staging()
@@ -192,6 +193,7 @@ class Saver:
 
     def _conclude(self) -> None:
         """Take note of what became of the checkpoint; raise what no full disk explains."""
+        self.concluded()
         if self._error is None:
             self.written_step = self._step
             return

@@ -116,6 +116,9 @@ def test_what_goes_wrong_is_shown():
     assert values.get("pipelined_modules") == 1 and values.get("sharded_modules") == 2
     assert values.get("checkpoint_failures_total") == 1
     assert values.get("checkpoint_timestamp_seconds") is None
+    trainer.saver.newest = (10, 1_767_225_600.0)
+    trainer.saver.concluded()  # after the last step and evaluation
+    assert values.get("checkpoint_step") == 10
     assert values.get("table_ids", "user", "failed") == 9
     assert values.get("table_rows_used", "user") == 99
     assert values.get("rank_table_rows", "user") is None, "there are more tables than shown by rank"
