@@ -168,7 +168,7 @@ def test_tables_in_fp16_learn_and_a_skipped_step_leaves_every_vector(processes: 
         assert skipped and all(map(math.isfinite, losses))
         assert sum(losses[-4:]) < 0.9 * sum(losses[:4])
     before, after = (whole([result[i] for result in results]) for i in (1, 2))
-    for name, table in before.items():
+    for table in before.values():
         assert table["weight"].dtype == torch.float16 and torch.isfinite(table["weight"]).all()
         assert len(vectors(table)) > 10
     assert bits(before) == bits(after)
