@@ -29,6 +29,7 @@ _AGE_BITS, _WAY_BITS = 36, 4
 _AGE_MASK, _WAY_MASK = (1 << _AGE_BITS) - 1, (1 << _WAY_BITS) - 1
 _MAX_HITS = (1 << 22) - 1
 _NEVER = 2**63 - 1
+_SPREAD = 0x9E3779B97F4A7C15 - 2**64
 # In how many turns `fill` gives rows.
 _TURNS = 32
 # Eight bytes, each 0 or 1, times this hold them in their highest byte, the first one lowest.
@@ -123,7 +124,7 @@ class Slots:
             way = _first_of_emptier(free) if some else free[:, 0]
             leaves = torch.zeros_like(able)
             if eviction != "none" and not every:
-                worst, may_leave = self._worst(places.rows, now, eviction)
+                worst, may_leave = self._worst(places.rows, ids[pending], now, eviction)
                 way = torch.where(able, way, worst)
                 leaves = ~able & may_leave
                 able = able | leaves
@@ -160,22 +161,25 @@ class Slots:
             given[turn[sorting]] = rows
         return given
 
-    def _worst(self, rows: Tensor, now: int, eviction: str) -> tuple[Tensor, Tensor]:
+    def _worst(self, rows: Tensor, ids: Tensor, now: int, eviction: str) -> tuple[Tensor, Tensor]:
         """Return (U,) the way of the id in (U, W) `rows` that is worth least, and if it may leave.
 
-        What was seen `now` may not.
+        What was seen `now` may not. Of equals each of the new `ids` prefers another one, so that
+        fewer of them want the same row.
         """
         seen, ways = _take(self.seen, rows), torch.arange(rows.shape[1], device=rows.device)
+        turn = ((ids * _SPREAD) >> 60) & _WAY_MASK
+        ways = ways ^ turn[:, None]
         # Of `seen` the step alone: days go back where a run is repeated on an earlier log.
         if eviction == "lfu":
             hits = _take(self.hits, rows).long().clamp(max=_MAX_HITS)
             worth = (hits << _AGE_BITS) + (seen & _AGE_MASK)
             worth = torch.where(seen == now, _NEVER, (worth << _WAY_BITS) + ways)
             least = worth.amin(1)
-            return least & _WAY_MASK, least != _NEVER
+            return (least & _WAY_MASK) ^ turn, least != _NEVER
         # Times this, the step stands highest and the day is out. The newest step is the largest.
         least = torch.add(ways, seen, alpha=1 << _DAY_BITS).amin(1)
-        return least & _WAY_MASK, least < (now & _STEP_MASK) << _DAY_BITS
+        return (least & _WAY_MASK) ^ turn, least < (now & _STEP_MASK) << _DAY_BITS
 
     def _first_of_each(self, rows: Tensor) -> Tensor:
         """Return (U,) whether a row stands there for the first time; spoils the `hits` of all."""
