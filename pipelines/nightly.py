@@ -128,7 +128,7 @@ def _check(options: argparse.Namespace) -> None:
             raise ValueError(f"{name}: expected a day YYYY-MM-DD{also}, got {day!r}")
     for name in ("data", "output"):
         value = str(getattr(options, name))
-        if re.match(r"[a-z][a-z0-9+]+:/", value):  # a path has lost one of a URL's two strokes
+        if _is_url(value):
             raise ValueError(
                 f"--{name}: expected a folder, since nights link to files in it, got the URL "
                 f"{value!r}; raw days may have one (--raw)"
@@ -146,6 +146,10 @@ def _is_day(text: str) -> bool:
         return datetime.date.fromisoformat(text).isoformat() == text
     except ValueError:
         return False
+
+
+def _is_url(text: str) -> bool:
+    return bool(re.match(r"[a-z][a-z0-9+]+:/", text))  # a Path has lost one of the two strokes
 
 
 def finished(output: Path) -> list[str]:
@@ -229,8 +233,9 @@ def after(options: argparse.Namespace, course: Course) -> None:
     found = night_metrics.collect(options.date, course)
     print(found.line(), file=sys.stderr if course.code else sys.stdout, flush=True)
     # Of `new`, of which no night came, there are none; those of a night that another process is at
-    # are its own.
-    if _is_day(options.date) and course.code != LOCKED:
+    # are its own; and a URL for --output, which was refused, is no folder to make.
+    theirs = course.code == LOCKED or _is_url(str(options.output))
+    if _is_day(options.date) and not theirs:
         found.write(options.output.resolve() / night_metrics.FILE)
 
 

@@ -360,6 +360,11 @@ def test_a_damaged_file_of_the_store_is_named(night, tmp_path, capsys, text):
         (["--lock-seconds", "inf"], "--lock-seconds): expected a number > 0, got inf"),
     ],
 )
-def test_options_of_a_night_that_make_no_sense_are_refused(night, capsys, words, message):
+def test_options_of_a_night_that_make_no_sense_are_refused(
+    night, tmp_path, capsys, monkeypatch, words, message
+):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     assert night(DAYS[2], *words) == (run.WRONG, [])
     assert message in capsys.readouterr().err
+    assert not [*(tmp_path / "here").iterdir()], "a URL is no folder to make"
