@@ -49,6 +49,8 @@ _ENVIRONMENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    # A busy server may ask for any wait, which would hold the night up.
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
 }
 _TAG_CHARACTERS = 4000
 
@@ -62,10 +64,12 @@ class MlflowConfig:
 
     def __post_init__(self) -> None:
         """Check the fields, and that the client is there, before a night is trained."""
-        if urllib.parse.urlsplit(self.uri).scheme not in ("http", "https"):
-            shown = self.uri.rpartition("@")[2]  # without scheme, what comes before may be secret
+        parts = urllib.parse.urlsplit(self.uri)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in self.public:
+            shown = self.uri.rpartition("@")[2]  # what comes before may be secret
             raise ValueError(
-                f"--mlflow: expected a server's URL such as http://mlflow:5000, got {shown!r}"
+                "--mlflow: expected a server's URL such as http://mlflow:5000, with / and other "
+                f"signs of a password as %2F and so on, got {shown!r}"
             )
         if not re.fullmatch(r"[^/:.%\"']+", self.model):
             raise ValueError(

@@ -2,10 +2,12 @@
 """What a real MLflow server knows of nights: runs, versions, the alias; and nights without it."""
 
 import argparse
+import http.server
 import importlib.util
 import json
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -188,11 +190,40 @@ def test_a_night_whose_server_is_away_publishes_says_so_and_is_made_up_for(
         tracking.tell(other, MlflowConfig(uri=server, model="away"), "x")
 
 
+class Busy(http.server.BaseHTTPRequestHandler):
+    """Asks everyone to come again in an hour."""
+
+    def do_GET(self):
+        self.send_response(503)
+        self.send_header("Retry-After", "3600")
+        self.end_headers()
+
+    def log_message(self, format, *_):
+        """Say nothing."""
+
+
+def test_a_busy_server_does_not_choose_how_long_a_night_waits(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Busy) as busy:
+        threading.Thread(target=busy.serve_forever, daemon=True).start()
+        config = MlflowConfig(uri=f"http://127.0.0.1:{busy.server_port}")
+        monkeypatch.setattr("time.sleep", lambda seconds: waits.append(seconds))
+        waits: list[float] = []
+        with pytest.raises(tracking.StageError, match="too many 503 error responses"):
+            tracking.tell(Store(tmp_path), config, "x")
+        busy.shutdown()
+    assert max(waits, default=0) < 60
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--mlflow", "me:secret@mlflow:5000"], "--mlflow: expected a server's URL such as http"),
         (["--mlflow", "ftp://me:secret@x"], "--mlflow: expected a server's URL such as http"),
+        (["--mlflow", "http://me:a/secret@x"], "as %2F and so on, got 'x'"),
+        (["--mlflow", "http://me:a'secret@x"], "as %2F and so on, got 'x'"),
+        (["--mlflow", "http://me:a secret@x"], "as %2F and so on, got 'x'"),
+        (["--mlflow", "http:/me:secret@x"], "as %2F and so on, got 'x'"),
         (["--mlflow-model", "x"], "--mlflow-model: has no effect without --mlflow"),
         (["--mlflow", "http://x", "--mlflow-model", "a/b"], "--mlflow-model: expected a name with"),
     ],
