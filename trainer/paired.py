@@ -54,13 +54,17 @@ def compare(first: Rows, second: Rows, replicates: int, seed: int = 0) -> dict[s
 def assess(models: Sequence[Rows], replicates: int, seed: int = 0) -> dict[str, Any]:
     """Return `models`, the metrics of each with intervals; of two, their `differences` as well.
 
-    A metric that the rows do not define is NaN, and so is its interval.
+    A metric that the rows do not define is NaN, and so is its interval; without rows all are. Rows
+    that one of the models has no finite prediction of are left out, of all of them.
 
     Raises:
         ValueError: the models are not of the same rows.
     """
     for other in models[1:]:
         check_same(models[0], other)
+    finite = np.logical_and.reduce([np.isfinite(one.scores) for one in models])
+    if not finite.all():
+        models = [one.take(np.flatnonzero(finite)) for one in models]
     drawn = draw(models, replicates, seed)
     values = []
     for number in range(len(models)):
@@ -78,8 +82,9 @@ def assess(models: Sequence[Rows], replicates: int, seed: int = 0) -> dict[str, 
         errors = np.abs(np.log(drawn[:, :, COMPARED.index("calibration")]))
     value, interval = _of_draws(errors[:, 0] - errors[:, 1])
     differences["calibration_error"] = {"difference": value, "interval": interval}
-    moved = float(np.abs(first.scores - second.scores).mean())
-    differences |= {"drift": drift(first, second), "mean_move": moved}
+    any_row = len(first.scores) > 0
+    moved = float(np.abs(first.scores - second.scores).mean()) if any_row else np.nan
+    differences |= {"drift": drift(first, second) if any_row else np.nan, "mean_move": moved}
     return {"models": values, "differences": differences}
 
 
@@ -107,6 +112,8 @@ def draw(models: Sequence[Rows], replicates: int, seed: int) -> Floats:
     """
     random = np.random.default_rng(seed)
     rows = models[0]
+    if not len(rows.scores):
+        return np.full((replicates + 1, len(models), len(COMPARED)), np.nan)
     clusters, known = _clusters(rows.users)
     by_user = [user_areas(one, clusters, known) for one in models]
     orders = [order(one.scores) for one in models]

@@ -118,6 +118,19 @@ def test_where_rows_do_not_define_a_metric_it_is_no_number_and_neither_is_its_in
     assert differences["logloss"]["difference"] == 0
 
 
+def test_rows_without_a_finite_prediction_are_left_out_of_all_models():
+    first, second = (rows(400, noise=noise, seed=1, users=50) for noise in (0.5, 1.5))
+    known = np.arange(400) % 7 != 3
+    holes = first._replace(scores=np.where(known, first.scores, np.nan))
+    chosen = np.flatnonzero(known)
+    expected = assess([first.take(chosen), second.take(chosen)], 20)
+    assert assess([holes, second], 20) == expected
+    nothing = assess([first._replace(scores=np.full(400, np.nan)), second], 20)
+    for name in COMPARED:
+        assert np.isnan(nothing["differences"][name]["difference"])
+        assert np.isnan(nothing["models"][1][name])
+
+
 def test_strangers_are_drawn_one_by_one():
     models = [rows(noise=noise, seed=1) for noise in (0.5, 1.0)]
     strangers = [one._replace(users=np.full(len(one.users), NO_USER)) for one in models]
@@ -136,6 +149,19 @@ def two_labels(seed, names=("click", "like")) -> Answers:
     columns = tuple(part.astype(np.float32) for part in (scores, labels, weights))
     slices = {"country": (("de", "nl", "null"), (np.arange(600) % 4 == 0).astype(np.int64))}
     return Answers({"auc": 0.0, "rows": 600.0}, names, columns, one.users, slices)
+
+
+def test_a_label_that_no_row_has_yet_is_not_defined_and_the_first_one_is():
+    one = two_labels(1)
+    scores, labels, weights = one.columns
+    late = np.stack([weights[:, 0], np.zeros_like(weights[:, 1])], 1)  # it comes days later
+    one = one._replace(columns=(scores, labels, late))
+    found = report([one, one], 5)
+    assert found["labels"]["click"]["differences"]["auc"]["difference"] == 0.0
+    differences = found["labels"]["like"]["differences"]
+    assert all(np.isnan(differences[name]["difference"]) for name in COMPARED)
+    assert np.isnan(differences["drift"]) and np.isnan(differences["mean_move"])
+    assert "  label like: not defined" in compared_lines(["A", "B"], found)
 
 
 def test_labels_and_slices_are_compared_on_their_own_rows():
