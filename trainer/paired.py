@@ -54,7 +54,8 @@ def compare(first: Rows, second: Rows, replicates: int, seed: int = 0) -> dict[s
 def assess(models: Sequence[Rows], replicates: int, seed: int = 0) -> dict[str, Any]:
     """Return `models`, the metrics of each with intervals; of two, their `differences` as well.
 
-    A metric that the rows do not define is NaN, and so is its interval; without rows all are. Rows
+    A metric that the rows do not define is NaN, and so is its interval; without rows all are. One
+    user's rows do not say how others would differ: without a second user intervals are NaN. Rows
     that one of the models has no finite prediction of are left out, of all of them.
 
     Raises:
@@ -131,6 +132,8 @@ def draw(models: Sequence[Rows], replicates: int, seed: int) -> Floats:
                 logloss = loss / total
                 ne = logloss / entropy(positive / total)
                 found[:] = auc, areas / counted, logloss, ne, predicted / positive
+    if clusters.min() == clusters.max():
+        drawn[1:] = np.nan
     return np.where(np.isfinite(drawn), drawn, np.nan)
 
 

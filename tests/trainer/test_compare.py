@@ -131,6 +131,12 @@ def test_rows_without_a_finite_prediction_are_left_out_of_all_models():
         assert np.isnan(nothing["models"][1][name])
 
 
+def test_rows_of_one_user_have_values_and_no_interval():
+    one, other = (rows(200, noise=noise, seed=1, users=1) for noise in (0.5, 1.5))
+    found = compare(one, other, 20)["auc"]
+    assert found["difference"] > 0 and np.isnan(found["interval"]).all()
+
+
 def test_strangers_are_drawn_one_by_one():
     models = [rows(noise=noise, seed=1) for noise in (0.5, 1.0)]
     strangers = [one._replace(users=np.full(len(one.users), NO_USER)) for one in models]
