@@ -103,8 +103,11 @@ def is_actions(one: Profile, num_labels: int) -> bool:
 
 
 def time_unit(one: Profile) -> str:
-    """Return the unit of a column of times since 1970 (`s`, `ms`, `us`, `ns`), or nothing."""
-    if one.is_list or one.kind != "integer" or not set(words(one.name)) & {*_TIMES, "hour"}:
+    """Return the unit in which a column's values would be times since 1970, or nothing.
+
+    It is `s`, `ms`, `us` or `ns`. The column's name is not asked.
+    """
+    if one.is_list or one.kind != "integer":
         return ""
     for unit, (low, high) in _SECONDS.items():
         if low <= one.low and one.high <= high:
@@ -112,10 +115,12 @@ def time_unit(one: Profile) -> str:
     return ""
 
 
-def is_time(one: Profile) -> bool:
-    """Return whether a column may be the rows' time."""
-    dated = one.kind == "timestamp" or (one.is_date_text and bool(set(words(one.name)) & {*_TIMES}))
-    return not one.is_list and (dated or bool(time_unit(one)))
+def is_time(one: Profile, asked: str) -> bool:
+    """Return whether a column may be the rows' time: by name and values, or values if `asked`."""
+    known = {*_TIMES} if one.name == asked else {*words(one.name)}
+    dated = one.kind == "timestamp" or (one.is_date_text and bool(known & {*_TIMES}))
+    numbered = bool(known & {*_TIMES, "hour"}) and bool(time_unit(one))
+    return not one.is_list and (dated or numbered)
 
 
 def is_measure(one: Profile) -> bool:

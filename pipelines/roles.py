@@ -126,8 +126,8 @@ def _assign_labels(roles: Roles, sample: Sample, choices: Choices) -> None:
 
 def _assign_time(roles: Roles, sample: Sample, choices: Choices) -> None:
     """Find the rows' time; every other time is of no use as a feature."""
-    times = [one for one in roles.columns.values() if guesses.is_time(one)]
     asked = choices.timestamp
+    times = [one for one in roles.columns.values() if guesses.is_time(one, asked)]
     chosen = next((one for one in times if one.name == asked), None)
     if asked and chosen is None:
         one = roles.columns[asked]

@@ -225,6 +225,19 @@ def test_times_in_seconds_are_left_to_ingestion(tmp_path):
     assert "--timestamp-unit s" in found.roles.left_out["ts"]
 
 
+def test_a_time_that_was_asked_for_may_have_any_name(tmp_path):
+    path = tmp_path / "a.csv"
+    rows = [f"{i % 9},{i % 2},{START_MS // 1_000 + i},{i}" for i in range(100)]
+    path.write_text("\n".join(["user,click,seen,other", *rows]))
+    sample = read_sample([str(path)])
+    assert "timestamp" not in propose(sample).schema
+    found = propose(sample, Choices(timestamp="seen"))
+    assert (found.schema["timestamp"], found.roles.time_unit) == ("seen", "s")
+    assert "seen" not in by_name(found.schema["sparse"])
+    with pytest.raises(ValueError, match="timestamp 'other': expected times since 1970"):
+        propose(sample, Choices(timestamp="other"))
+
+
 def test_a_sample_of_a_large_log_is_bounded_and_spread_and_says_so(tmp_path):
     rows = 20_000
     table = pa.table({"user_id": np.arange(rows) // 4, "click": (np.arange(rows) % 3 == 0) + 0})
