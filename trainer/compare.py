@@ -174,9 +174,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         paths = [resolve(path) for path in options.models]
         runtime = start()
         # The first model's test rows, for both: they are compared on the same ones.
-        days, share, note = choose_rows(read_config(paths[0])[0], options.data, options.days)
-        if note:
-            print(f"note: {note}", file=sys.stderr, flush=True)
+        own = [read_config(path)[0] for path in paths]
+        days, share, note = choose_rows(own[0], options.data, options.days)
+        notes = [note, *(choose_rows(one, options.data, days)[2] for one in own[1:] if days)]
+        for path, one in zip(options.models, notes, strict=False):
+            if one:
+                print(f"note: {path}: {one}", file=sys.stderr, flush=True)
         by = [options.slice_by, []]  # the rows are the same, and so are their slices
         answers = [
             predict(path, options.data, (days, share), runtime, columns)

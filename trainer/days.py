@@ -64,6 +64,12 @@ def parse_rows(text: str, name: str = "rows") -> tuple[float, float]:
     return shares
 
 
+def days_within(days: Iterable[str], *ranges: tuple[str, str] | None) -> tuple[str, ...]:
+    """Return those of `days` that lie in every range (first, last); None is every day."""
+    within = [one for one in ranges if one]
+    return tuple(day for day in days if day and all(first <= day <= last for first, last in within))
+
+
 def describe_days(days: Iterable[str]) -> str:
     """Return days as ranges: '2026-01-01 to 2026-01-28, 2026-02-03'; the middle of many left out.
 

@@ -31,7 +31,7 @@ from trainer.config import TrainConfig, config_from_dict
 from trainer.curves import json_ready
 from trainer.data.loader import Loader
 from trainer.data.parquet import LogFile, check_families, days_of
-from trainer.days import describe_days, parse_rows
+from trainer.days import days_within, describe_days, parse_days, parse_rows
 from trainer.depth import LabelDepths
 from trainer.failures import exit_code
 from trainer.lines import evaluated_lines
@@ -103,17 +103,21 @@ def _predict(pipeline: Pipeline, batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def choose_rows(config: TrainConfig, data: str, days: str) -> tuple[str, str, str]:
-    """Return the days and the share of rows of `data` to evaluate, and a note on why.
+    """Return the days and the share of rows of `data` to evaluate, and a note on them, or none.
 
     days: as asked for; empty: the run's own test rows where `data` has such, else all.
     """
-    if days:
-        return days, "", ""
     own = config.data
+    same = os.path.realpath(own.path) == os.path.realpath(data)
+    if days:
+        asked, trained = parse_days(days, "--days"), parse_days(own.train_days)
+        shared = days_within(days_of(data), asked, trained) if same and trained else ()
+        note = f"the model was trained on {describe_days(shared)}, so the metrics flatter it there"
+        return days, "", note if shared else ""
     log_days = [day for day in days_of(data) if day]
     if own.test_days and log_days:
         return own.test_days, "", f"no --days, so the run's test days count: {own.test_days}"
-    if own.test_rows and not own.test_path and os.path.realpath(own.path) == os.path.realpath(data):
+    if own.test_rows and not own.test_path and same:
         return "", own.test_rows, f"the run's test rows of {data} count: {own.test_rows}"
     trained_on = own.train_days or f"rows {own.train_rows or '0:1'}"
     extent = f" ({describe_days(log_days)})" if log_days else ""

@@ -40,6 +40,15 @@ def test_days_that_were_asked_for_count_without_a_note(dated):
     assert choose_rows(run, dated, "2026-02-01") == ("2026-02-01", "", "")
 
 
+def test_days_that_the_run_has_trained_on_are_said(dated):
+    run = config(path=dated, train_days="2026-01-01:2026-01-31", test_days="2026-02-01")
+    asked = "2026-01-02:2026-02-28"
+    note = "the model was trained on 2026-01-02, so the metrics flatter it there"
+    assert choose_rows(run, dated, asked) == (asked, "", note)
+    other = config(path="elsewhere", train_days="2026-01-01:2026-01-31", test_days="2026-02-01")
+    assert choose_rows(other, dated, asked) == (asked, "", "")
+
+
 def test_without_days_the_test_days_of_the_run_count(dated):
     run = config(path="elsewhere", train_days="2026-01-01", test_days="2026-01-02")
     days, rows, note = choose_rows(run, dated, "")
