@@ -57,8 +57,9 @@ class SparseOptimizerConfig:
     weights: number format in which tables are kept, a vector leaves them in fp32. Kernels on GPUs
       round what they write to fp16 stochastically, so that steps below its resolution count on
       average; those on CPUs round to the nearest, and lose them. States stay fp32.
-    table_learning_rates, table_eps, table_weights: of single tables, by name, in place of
-      learning_rate, eps and weights.
+    table_learning_rates, table_eps, table_weights: of single tables, as pairs (on a command line
+      NAME VALUE NAME VALUE), in place of learning_rate, eps and weights. Pairs that are given take
+      the place of all the recipe's.
     """
 
     kind: Literal["rowwise_adagrad", "adagrad", "sgd", "adam"] = "rowwise_adagrad"
@@ -79,9 +80,10 @@ class SparseOptimizerConfig:
             ("learning_rate", self.learning_rate, self.table_learning_rates),
             ("eps", self.eps, self.table_eps),
         ):
-            for value in (single, *by_table.values()):
+            places = {f" of table {table!r}": value for table, value in by_table.items()}
+            for place, value in {"": single, **places}.items():
                 if not (math.isfinite(value) and value > 0):
-                    raise ValueError(f"{name}: expected a number > 0, got {value}")
+                    raise ValueError(f"{name}{place}: expected a number > 0, got {value}")
         for name in {self.weights, *self.table_weights.values()}:
             if name not in _FORMATS:
                 raise ValueError(

@@ -215,6 +215,9 @@ def _check_values(name: str, kind: Any, values: list[str]) -> None:
         bad = next((value for value in values[1::2] if not _fits(inner[1], value)), None)
         bad = values[-1] if bad is None and len(values) % 2 else bad
         choices = typing.get_args(inner[1])
+        twice = next((one for one in values[::2] if values[::2].count(one) > 1), None)
+        if bad is None and twice is not None:
+            raise ValueError(f"{name}: expected each NAME once, got {twice!r} twice")
     elif len(values) != 1:
         found = " ".join(values) if values else "nothing"
         raise ValueError(f"{name}: expected {expected}, got {found}")

@@ -193,7 +193,7 @@ def test_adam_is_planned_with_two_numbers_a_weight_and_its_kernel_gets_its_setti
         ({"kind": "adamax"}, "kind: expected one of"),
         ({"beta1": 0.8}, "beta1 and beta2: have no effect on kind 'rowwise_adagrad'"),
         ({"kind": "adam", "beta2": 1.0}, "beta1 and beta2: expected numbers"),
-        ({"table_eps": {"t": 0.0}}, "eps: expected a number > 0, got 0.0"),
+        ({"table_eps": {"t": 0.0}}, "eps of table 't': expected a number > 0, got 0.0"),
         ({"kind": "sgd", "table_eps": {"t": 1e-6}}, "eps: has no effect on kind 'sgd'"),
         ({"learning_rate": 0.0}, "learning_rate: expected a number > 0"),
         ({"learning_rate": float("nan")}, "learning_rate"),

@@ -82,6 +82,7 @@ def test_words_that_fit_pass(words):
             "--part.rates user low",
             "--part.rates: expected pairs NAME VALUE, each VALUE a number, got 'low'",
         ),
+        ("--part.rates a 1 b 2 a 3", "--part.rates: expected each NAME once, got 'a' twice"),
         (
             "--part.fast yes",
             "--part.fast: expected no value (--x.y for on, --x.no-y for off), got 'yes'",
