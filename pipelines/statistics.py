@@ -24,6 +24,7 @@ from trainer.data.hashing import mix64
 
 _KEPT = 1_024
 _HEAD = 16_384
+_FEW = 100  # rows of a day whose deviation says little
 
 
 @dataclass
@@ -154,23 +155,30 @@ def largest_drifts(days: dict[str, dict[str, Any]], count: int = 3) -> list[str]
             nulls, mean = change["null_share"], change.get("mean", 0.0)
             if abs(nulls) >= 0.01:
                 lines.append((abs(nulls) * 10, f"{day} {name}: null share {nulls:+.1%}"))
-            # A change within five standard errors of a small day is noise.
-            noise = 5 / math.sqrt(max(found["columns"][name]["count"], 1))
-            if abs(mean) >= max(0.1, noise):
+            # A change within five standard errors, of small days, is noise.
+            if abs(mean) >= max(0.1, 5 * change.get("mean_error", 0.0)):
                 lines.append((abs(mean), f"{day} {name}: mean {mean:+.2f} standard deviations"))
     return [text for _, text in sorted(lines, reverse=True)[:count]]
 
 
 def _drift(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float]:
-    """Differences of null share and mean (in standard deviations), ratio of cardinalities."""
+    """Differences of null share and mean, ratio of cardinalities.
+
+    The mean's is in standard deviations of the day before; where that has few rows, whose
+    deviation may be next to nothing, in those within both days. mean_error: its standard error.
+    """
     change = {
         "null_share": now["nulls"] / max(now["count"], 1)
         - before["nulls"] / max(before["count"], 1),
         "cardinality": now["cardinality"] / max(before["cardinality"], 1),
     }
     if "mean" in now and "mean" in before:
-        scale = before["std"] or now["std"] or 1.0
-        change["mean"] = (now["mean"] - before["mean"]) / scale
+        values = [max(one["count"] - one["nulls"], 1) for one in (before, now)]
+        squares = values[0] * before["std"] ** 2 + values[1] * now["std"] ** 2
+        both = math.sqrt(squares / sum(values))
+        scale = before["std"] if values[0] >= _FEW else both
+        change["mean"] = (now["mean"] - before["mean"]) / (scale or both or 1.0)
+        change["mean_error"] = math.sqrt(1 / values[0] + 1 / values[1])
     return change
 
 

@@ -241,3 +241,14 @@ def test_statistics_per_column_and_day_and_drift_against_the_day_before(tmp_path
     assert columns["price"]["nulls"] == raw.column("price").null_count
     assert found["drift"]["price"]["mean"] == pytest.approx(1.0, abs=0.1)
     assert summary.drifts and "2026-01-02 price: mean +" in summary.drifts[0]
+
+
+def test_a_day_of_few_rows_is_no_measure_of_drift(tmp_path):
+    # Two prices that are nearly equal: by their deviation, the day after is far away.
+    prices = np.concatenate([[0.6, 0.601], np.random.default_rng(0).uniform(0, 1, 500)])
+    days = [NOON] * 2 + [NOON + 86_400_000] * 500
+    columns = {"user": np.arange(502), "price": prices, "ts": days}
+    pq.write_table(pa.table({**columns, "click": np.arange(502) % 2}), tmp_path / "a.parquet")
+    schema = flat_schema(dense=[{"name": "price"}])
+    summary = ingest([str(tmp_path / "a.parquet")], schema, tmp_path / "out")
+    assert not summary.drifts
