@@ -145,9 +145,12 @@ def _check_is_run(path: Path) -> None:
         there = "a file" if path.exists() else "nothing of that name"
         near = path.parent
     runs = sorted(str(one) for one in near.iterdir() if _is_run(one)) if near.is_dir() else []
-    way_out = (
-        f"runs are in {_listed(runs)}" if runs else "pass what trainer.train was given as --output"
-    )
+    nights = sorted(path.glob("nights/????-??-??"))
+    way_out = "pass what trainer.train was given as --output"
+    if nights:
+        way_out = f"each night has a page of its own, the last {nights[-1]}"
+    elif runs:
+        way_out = f"runs are in {_listed(runs)}"
     raise ValueError(f"{path}: {expected}, got {there}; {way_out}")
 
 

@@ -330,6 +330,10 @@ def test_the_command_writes_the_page_and_refuses_what_is_no_run(tmp_path, capsys
         ((), "got an empty folder; pass what trainer.train was given as --output"),
         (("thesis.txt", "logs/a.csv"), "got a folder with logs/, thesis.txt; pass what trainer"),
         (("a.demo/metrics.json", "logs/a.csv"), "got a folder with a.demo/, logs/; runs are in "),
+        (
+            ("nights/2026-01-01/a", "nights/2026-01-02/a"),
+            "got a folder with nights/; each night has a page of its own, the last ",
+        ),
         (tuple("123456789"), "got a folder with 1, 2, 3, 4, 5 and 4 more; pass"),
     ],
 )
@@ -337,12 +341,14 @@ def test_a_folder_that_is_no_run_is_told_by_what_it_holds(tmp_path, files, got):
     place = tmp_path / "place"
     place.mkdir()
     for name in files:
-        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).parent.mkdir(exist_ok=True, parents=True)
         (place / name).write_text("{}")
     with pytest.raises(ValueError, match=re.escape(got)) as raised:
         report([place], tmp_path / "report.html")
     if "runs are in" in got:
         assert str(raised.value).endswith(str(place / "a.demo"))
+    if "nights" in got:
+        assert str(raised.value).endswith(str(place / "nights/2026-01-02"))
 
 
 def test_a_file_is_no_run(tmp_path):
