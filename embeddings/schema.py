@@ -190,7 +190,9 @@ def load_schema(path: str | Path) -> Schema:
     import yaml
 
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        # The parser in C, where PyYAML was built with it.
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=loader)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: expected a schema as YAML, cannot read it: {error}") from error
     except yaml.YAMLError as error:

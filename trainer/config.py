@@ -88,7 +88,7 @@ class TrainConfig:
     """
 
     recipe: Annotated[str, tyro.conf.Suppress]
-    schema: Annotated[Schema, tyro.conf.Suppress]
+    schema: Annotated[Schema, tyro.conf.Fixed]
     data: DataConfig = field(default_factory=DataConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
