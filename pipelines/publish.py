@@ -191,6 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{options.folder}: expected the nightly pipeline's --output, which holds models/ "
                 "or refused/, got a folder without them or none"
             )
+        given = tracking.from_options(options)
         if options.rollback or options.serve:
             if options.rollback and options.serve:
                 raise ValueError("--serve and --rollback: expected one of them, got both")
@@ -198,7 +199,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 act = store.serve if options.serve else lambda _, why: store.roll_back(why)
                 print(f"serving: {act(options.serve, options.reason)}", flush=True)
         print(store.describe(), flush=True)
-        given = tracking.from_options(options)
         moved = options.rollback or options.serve
         server = given or (tracking.remembered(store) if moved else None)
         if server is not None:

@@ -234,6 +234,7 @@ class _Server:
 
     def _tag(self, version: Any, name: str, text: str) -> None:
         """Let a version have the tag, or not have it if the text is empty."""
+        text = text[:_TAG_CHARACTERS]  # a server refuses more
         if version.tags.get(name, "") == text:
             return
         if text:

@@ -130,9 +130,10 @@ def test_a_server_learns_of_nights_once_and_follows_the_pointer(server, night, t
         publish.main([str(tmp_path / "out"), "--mlflow", server, "--mlflow-model", "follow"]) == 0
     )
     assert len(runs(client, "follow")) == 3 and len(versions(client, "follow")) == 2
-    assert publish.main([str(tmp_path / "out"), "--rollback", "--reason", "clicks fell"]) == 0
+    why = "clicks fell, " * 2000
+    assert publish.main([str(tmp_path / "out"), "--rollback", "--reason", why]) == 0
     assert alias() == DAYS[2] == store.serving()
-    assert versions(client, "follow")["2"].tags["withdrawn"] == "clicks fell"
+    assert versions(client, "follow")["2"].tags["withdrawn"].startswith("clicks fell, clicks")
     assert publish.main([str(tmp_path / "out"), "--serve", DAYS[4]]) == 0
     assert alias() == DAYS[4] and "withdrawn" not in versions(client, "follow")["2"].tags
     # The night made anew is another model: a version of its own, and the old one says so.
@@ -235,6 +236,16 @@ def test_options_that_name_no_server_are_refused_before_anything_is_done(
     said = capsys.readouterr().err
     assert message in said and night.started == []
     assert "secret" not in said
+
+
+def test_a_rollback_with_options_that_are_wrong_moves_nothing(night, tmp_path, capsys):
+    for day in DAYS[2:4]:
+        assert night(day) == run.DONE
+    store, words = Store(tmp_path / "out"), [str(tmp_path / "out"), "--rollback"]
+    for more in (["--mlflow-model", "x"], ["--mlflow", "mlflow:5000"]):
+        assert publish.main([*words, *more]) == 2
+        assert "error: --mlflow" in capsys.readouterr().err
+        assert store.serving() == DAYS[3]
 
 
 def test_without_the_client_a_night_says_how_to_install_it(monkeypatch):
