@@ -236,7 +236,11 @@ def after(options: argparse.Namespace, course: Course) -> None:
     # are its own; and a URL for --output, which was refused, is no folder to make.
     theirs = course.code == LOCKED or _is_url(str(options.output))
     if _is_day(options.date) and not theirs:
-        found.write(options.output.resolve() / night_metrics.FILE)
+        path = options.output.resolve() / night_metrics.FILE
+        try:
+            found.write(path)
+        except OSError as error:  # the night has ended as it has, and its exit code says so
+            print(f"error: {path} was not written: {error}", file=sys.stderr, flush=True)
 
 
 def _raw_days(

@@ -368,3 +368,10 @@ def test_options_of_a_night_that_make_no_sense_are_refused(
     assert night(DAYS[2], *words) == (run.WRONG, [])
     assert message in capsys.readouterr().err
     assert not [*(tmp_path / "here").iterdir()], "a URL is no folder to make"
+
+
+def test_a_night_whose_numbers_cannot_be_written_ends_as_it_would(night, tmp_path, capsys):
+    (tmp_path / "out" / "night.prom").mkdir(parents=True)
+    assert night(DAYS[2])[0] == run.DONE
+    assert night(DAYS[2], "--first-days", "-3") == (run.WRONG, [])
+    assert capsys.readouterr().err.count("night.prom was not written: ") == 2
