@@ -9,8 +9,12 @@ import torch.distributed as dist
 
 from embeddings.optimizer import SparseOptimizerConfig
 from embeddings.schema import Table
+from tests.benchmarks.days import resident_bytes
 from trainer import memory
+from trainer.build import build_training
 from trainer.memory import available_bytes, check_tables, table_bytes
+from trainer.plan import plan_config
+from trainer.recipes import dlrm
 from trainer.runtime import Runtime
 
 CPU = torch.device("cpu")
@@ -40,6 +44,25 @@ def test_a_table_larger_than_memory_is_refused_with_bytes_needed_and_available(r
     assert "are available" in str(caught.value)
     assert "\n" not in str(caught.value)
     check_tables([SMALL], ADAGRAD, runtime)
+
+
+def test_a_plan_states_the_memory_that_tables_take_within_a_tenth(runtime):
+    config = dlrm.globo_dynamic()
+    sizes = {"user": 1_500_000, "article": 300_000}  # of one row each, and by id
+    tables = [
+        replace(table, num_embeddings=sizes.get(table.name, table.num_embeddings))
+        for table in config.schema.tables
+    ]
+    assert [table.name for table in tables if table.dynamic] == ["article", "hist_article"]
+    config = replace(config, schema=replace(config.schema, tables=tuple(tables)))
+    build_training(dlrm.globo_dynamic(), runtime)  # what libraries keep of a first model
+    before = resident_bytes()
+    training = build_training(config, runtime)
+    taken = resident_bytes() - before
+    stated = sum(table.bytes_per_rank for table in plan_config(config, 1, 1, "cpu").tables)
+    assert stated > 100 << 20
+    assert taken == pytest.approx(stated, rel=0.1), (taken, stated)
+    del training
 
 
 def test_what_is_available_is_what_the_container_allows(tmp_path, monkeypatch):
