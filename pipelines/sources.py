@@ -26,8 +26,8 @@ from trainer.storage import Folder, locate
 
 _PARQUET = (".parquet", ".parq", ".pq")
 _TSV = (".tsv", ".tsv.gz", ".tsv.zst", ".tsv.bz2")
-# Malformed rows in a row, beyond which they are no longer taken for exceptions.
 _TAKEN = "inside a quote that a row before opened"
+# Malformed rows in a row, beyond which they are no longer taken for exceptions.
 _MOST_WAITING = 1_000_000
 _HEAD_BYTES = 64 << 10
 _TEXT = (".csv", ".csv.gz", ".csv.zst", ".csv.bz2", ".txt", ".txt.gz", *_TSV)
