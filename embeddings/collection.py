@@ -6,8 +6,8 @@ lookup); a table that any sequence reads lives in an EmbeddingCollection, and it
 bags are read from there too, so that a candidate item and the items of a history share one weight.
 A table of bags with weights lives in a second EmbeddingBagCollection, to whose ranks weights travel
 with the ids. A dynamic table lives with others of its width in a collection of their own
-(`embeddings/dynamic.py`), whatever reads it. Callers see none of this: they get one pooled matrix
-and one jagged tensor per sequence.
+(`embeddings/dynamic/dynamic.py`), whatever reads it. Callers see none of this: they get one pooled
+matrix and one jagged tensor per sequence.
 
 `EmbeddingLayer.forward` is straight-line, because TorchRec's pipeline traces every module that owns
 a table; the collections are given the features untouched, because any operation on ids in between
@@ -29,9 +29,9 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from embeddings.dynamic import DynamicCollection, dynamic_parts
+from embeddings.dynamic.dynamic import DynamicCollection, dynamic_parts
 from embeddings.pooling import Assemble, Embeddings
-from embeddings.schema import Schema, Table
+from embeddings.schema.schema import Schema, Table
 
 # Rows drawn from one seed. Rows do not depend on how a table is sharded, nor on its number of rows.
 _BLOCK_ROWS = 1024
@@ -47,8 +47,8 @@ class EmbeddingLayer(nn.Module):
         schema: tables and sparse features.
         device: where the tables are; `meta` to allocate nothing until they are sharded.
         seed: of the rows; `torch.initial_seed()` if None.
-        by_id: tables of single ids that are to keep one vector per id too (`embeddings/coalesce.py`
-          says why).
+        by_id: tables of single ids that are to keep one vector per id too
+          (`embeddings/sharding/coalesce.py` says why).
     """
 
     def __init__(

@@ -27,7 +27,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.optim.optimizers import Adam
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from embeddings.counters import lookup_modules
+from embeddings.sharding.counters import lookup_modules
 
 # Of dense weights and tables alike: torch's own defaults differ (Adagrad 1e-10, AdamW 1e-8).
 DEFAULT_EPS = 1e-8

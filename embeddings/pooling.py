@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from embeddings.schema import Schema, SparseFeature
+from embeddings.schema.schema import Schema, SparseFeature
 
 
 class Embeddings(NamedTuple):

@@ -29,11 +29,11 @@ from torchrec.distributed.types import ShardedModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.collection import EmbeddingLayer, local_shards
-from embeddings.counters import lookup_modules
-from embeddings.dynamic import dynamic_parts
-from embeddings.idmap import TOTALS
-from embeddings.lifetime import MISSING_ID
-from embeddings.schema import Schema
+from embeddings.dynamic.dynamic import dynamic_parts
+from embeddings.dynamic.idmap import TOTALS
+from embeddings.schema.lifetime import MISSING_ID
+from embeddings.schema.schema import Schema
+from embeddings.sharding.counters import lookup_modules
 
 _SAMPLE_ROWS = 4096
 # How numbers of ranks come together, where they do not add up: means over what, and largest.
@@ -246,8 +246,8 @@ def rank_numbers(
 def dynamic_numbers(layer: EmbeddingLayer) -> dict[str, dict[str, int]]:
     """Return what the dynamic tables on this rank have counted since they were built.
 
-    By table, the numbers of `embeddings/idmap.py`: admissions, evictions, failed inserts and more,
-    and as `touched` the rows that ids hold.
+    By table, the numbers of `embeddings/dynamic/idmap.py`: admissions, evictions, failed inserts
+    and more, and as `touched` the rows that ids hold.
     """
     return {
         part.table.name: {

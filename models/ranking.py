@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from embeddings.collection import EmbeddingLayer
-from embeddings.schema import Schema
+from embeddings.schema.schema import Schema
 from models.batch import Batch
 from models.heads import HeadConfig
 from models.losses import action_classes, action_cross_entropy, task_logits, weighted_bce
-from models.specformer import SpecFormerConfig
-from models.tokenformer import TokenFormerConfig, UserOutputs
 from models.tokens import FieldTokenizer, StreamTokenizer, TokenizerConfig
 from models.tower import StreamTowerConfig, TowerConfig
+from models.towers.specformer import SpecFormerConfig
+from models.towers.tokenformer import TokenFormerConfig, UserOutputs
 
 
 class Predictions(NamedTuple):

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from embeddings.collection import Embeddings
-from embeddings.plain import suggest
-from embeddings.schema import Schema, SparseFeature
+from embeddings.schema.plain import suggest
+from embeddings.schema.schema import Schema, SparseFeature
 from models.fields import DenseExpansion, FieldColumns, FieldProjection, ProjectionConfig
 from models.stream import Stream
 

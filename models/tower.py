@@ -18,10 +18,10 @@ from models.baselines.dlrm import DLRMConfig
 from models.baselines.hstu import HSTUConfig
 from models.baselines.onetrans import OneTransConfig
 from models.baselines.rankmixer import RankMixerConfig
-from models.rankelastor import RankElastorConfig
-from models.specformer import SpecFormerConfig
 from models.stream import Stream
-from models.tokenformer import TokenFormerConfig
+from models.towers.rankelastor import RankElastorConfig
+from models.towers.specformer import SpecFormerConfig
+from models.towers.tokenformer import TokenFormerConfig
 
 # build(num_tokens, token_dim)
 FieldTowerConfig = SpecFormerConfig | RankElastorConfig | DLRMConfig | RankMixerConfig

@@ -29,18 +29,18 @@ from typing import Any
 
 import fsspec
 
-from embeddings.schema import Schema, load_schema
-from pipelines.fingerprints import of_values
+from embeddings.schema.schema import Schema, load_schema
 from pipelines.ingest import add_file_options, add_row_options, config_of
-from pipelines.ingestion import IngestConfig
-from pipelines.kinds import check_columns, decide_kinds, recorded_kinds
-from pipelines.partition import read_manifest
-from pipelines.readiness import MARKS, Readiness, files_of
-from pipelines.screens import add_help
-from pipelines.sources import list_sources
-from pipelines.tables import table
-from trainer.days import parse_days
-from trainer.storage import Folder, locate
+from pipelines.ingestion.id_kinds import check_columns, decide_kinds, recorded_kinds
+from pipelines.ingestion.ingestion import IngestConfig
+from pipelines.ingestion.partition import read_manifest
+from pipelines.ingestion.readiness import MARKS, Readiness, files_of
+from pipelines.ingestion.sources import list_sources
+from pipelines.orchestration.fingerprints import of_values
+from pipelines.orchestration.help_screens import add_help
+from pipelines.orchestration.text_tables import table
+from trainer.checkpoint.storage import Folder, locate
+from trainer.data.splits import parse_days
 
 NOT_READY = 4
 _CHUNK = 1 << 22
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _part(text: str) -> tuple[int, int]:
     """Return this process's number and their count: as asked for, or as a launcher says."""
     if not text:
-        from trainer.runtime import place
+        from trainer.runtime.runtime import place
 
         return place()
     number, _, count = text.partition("/")

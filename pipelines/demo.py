@@ -21,8 +21,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.comparison import comparison_table
 from pipelines.report import report
+from pipelines.reporting.comparison import comparison_table
 from pipelines.synthesize import SynthesisConfig, synthesize
 
 RECIPES = ("specformer.demo", "rankelastor.demo", "tokenformer.demo", "dlrm.demo")

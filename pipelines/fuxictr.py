@@ -20,8 +20,8 @@ from typing import Any
 
 import yaml
 
-from embeddings.plain import suggest
-from embeddings.schema import schema_from_dict
+from embeddings.schema.plain import suggest
+from embeddings.schema.schema import schema_from_dict
 
 _KNOWN = {
     *("name", "active", "dtype", "type", "vocab_size", "max_len", "share_embedding", "source"),

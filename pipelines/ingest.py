@@ -15,12 +15,12 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from embeddings.schema import Schema, load_schema
-from pipelines.casting import Times
-from pipelines.ingestion import IngestConfig, IngestSummary
-from pipelines.parsing import UNITS_MS
-from pipelines.partition import PartitionConfig
-from pipelines.sources import SourceConfig
+from embeddings.schema.schema import Schema, load_schema
+from pipelines.ingestion.casting import Times
+from pipelines.ingestion.ingestion import IngestConfig, IngestSummary
+from pipelines.ingestion.parsing import UNITS_MS
+from pipelines.ingestion.partition import PartitionConfig
+from pipelines.ingestion.sources import SourceConfig
 
 _DAYS_SHOWN = 12
 

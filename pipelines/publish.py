@@ -14,7 +14,8 @@ with the reason beside them.
   python -m pipelines.publish DIR --serve DATE                 serves the model of that date
   python -m pipelines.publish DIR --mlflow URI                 tells an MLflow server all of it
 
-Where nights are told to an MLflow server, it follows a rollback, too (`pipelines/tracking.py`).
+Where nights are told to an MLflow server, it follows a rollback, too
+(`pipelines/nightly/mlflow_tracking.py`).
 
 Exit codes: 0 done; 1 it failed; 2 there is no such folder or model, or a file of it is damaged.
 """
@@ -31,10 +32,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.lock import Lock, LockedError
-from pipelines.stage import StageError
-from pipelines.tables import table
-from trainer.curves import write_json
+from pipelines.orchestration.lock import Lock, LockedError
+from pipelines.orchestration.stage import StageError
+from pipelines.orchestration.text_tables import table
+from trainer.runtime.atomic_files import write_json
 
 MODEL, CHECKPOINT = "model.json", "checkpoint"
 _POINTER, _WITHDRAWN = "serving.json", "withdrawn.json"
@@ -171,7 +172,7 @@ def _link(source: str, target: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    from pipelines import tracking  # which knows stores
+    from pipelines.nightly import mlflow_tracking  # which knows stores
 
     parser = argparse.ArgumentParser(
         prog="python -m pipelines.publish",
@@ -182,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rollback", action="store_true", help="serve the model before this one")
     parser.add_argument("--serve", default="", metavar="DATE", help="serve the model of that date")
     parser.add_argument("--reason", default="by hand", help="noted beside the model")
-    tracking.add_options(parser)
+    mlflow_tracking.add_options(parser)
     options = parser.parse_args(arguments)
     store = Store(options.folder)
     try:
@@ -191,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{options.folder}: expected the nightly pipeline's --output, which holds models/ "
                 "or refused/, got a folder without them or none"
             )
-        given = tracking.from_options(options)
+        given = mlflow_tracking.from_options(options)
         if options.rollback or options.serve:
             if options.rollback and options.serve:
                 raise ValueError("--serve and --rollback: expected one of them, got both")
@@ -200,10 +201,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"serving: {act(options.serve, options.reason)}", flush=True)
         print(store.describe(), flush=True)
         moved = options.rollback or options.serve
-        server = given or (tracking.remembered(store) if moved else None)
+        server = given or (mlflow_tracking.remembered(store) if moved else None)
         if server is not None:
             again = f"run python -m pipelines.publish {options.folder} --mlflow {server.public}"
-            print(f"{server.public}: {tracking.tell(store, server, again)}")
+            print(f"{server.public}: {mlflow_tracking.tell(store, server, again)}")
     except (ValueError, LockedError, StageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1

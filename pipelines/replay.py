@@ -18,12 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines import run, stage
-from pipelines.night_metrics import FILE
+from pipelines import run
+from pipelines.ingestion.readiness import Readiness
+from pipelines.nightly.night_metrics import FILE
+from pipelines.orchestration import stage
+from pipelines.orchestration.text_tables import table
 from pipelines.publish import Store
-from pipelines.readiness import Readiness
 from pipelines.synthesize import SynthesisConfig, synthesize
-from pipelines.tables import table
 
 _STAGES = ("partitions", "days", "candidate", "evaluation", "verdict", "publication")
 

@@ -23,14 +23,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from pipelines.comparison import summary, verdict
-from pipelines.figures import Axes, Line, chart
-from pipelines.night_page import candidate_run, is_night, read_night
-from pipelines.rank_charts import rank_charts, rank_notes, rank_table
-from pipelines.runs import Run, is_number, read_runs, written
-from pipelines.surroundings import changes, data_drift, neighbours, no_drift
-from pipelines.table_use import step_use, table_use
-from pipelines.trust import (
+from pipelines.reporting.comparison import summary, verdict
+from pipelines.reporting.night_page import candidate_run, is_night, read_night
+from pipelines.reporting.provenance import changes, data_drift, neighbours, no_drift
+from pipelines.reporting.rank_charts import rank_charts, rank_notes, rank_table
+from pipelines.reporting.run_data import Run, is_number, read_runs, written
+from pipelines.reporting.svg_charts import Axes, Line, chart
+from pipelines.reporting.table_usage import step_use, table_use
+from pipelines.reporting.uncertainty import (
     ACTIVITY,
     CALIBRATION,
     INTERVALS,

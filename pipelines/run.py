@@ -22,12 +22,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from pipelines import epochs, nightly, stage
-from pipelines.course import DONE, FAILED, LOCKED, NOT_READY, REFUSED, WRONG, Course
-from pipelines.lock import EXPIRY_SECONDS, Lock, LockedError
-from pipelines.screens import add_help
-from pipelines.stage import NotReadyError, Pipeline, RefusedError, StageError, Step
-from pipelines.tables import table
+from pipelines.epochs import epochs
+from pipelines.nightly import nightly
+from pipelines.orchestration import stage
+from pipelines.orchestration.help_screens import add_help
+from pipelines.orchestration.lock import EXPIRY_SECONDS, Lock, LockedError
+from pipelines.orchestration.run_status import (
+    DONE,
+    FAILED,
+    LOCKED,
+    NOT_READY,
+    REFUSED,
+    WRONG,
+    Course,
+)
+from pipelines.orchestration.stage import NotReadyError, Pipeline, RefusedError, StageError, Step
+from pipelines.orchestration.text_tables import table
 
 
 class Module(Protocol):

@@ -16,11 +16,11 @@ from typing import Any
 
 import yaml
 
-from embeddings.schema import schema_from_dict
-from pipelines.proposal import Proposal, propose
-from pipelines.roles import Choices
-from pipelines.sampling import Sample, read_sample
-from pipelines.sources import SourceConfig
+from embeddings.schema.schema import schema_from_dict
+from pipelines.ingestion.sources import SourceConfig
+from pipelines.schema_proposal.proposal import Proposal, propose
+from pipelines.schema_proposal.roles import Choices
+from pipelines.schema_proposal.sampling import Sample, read_sample
 
 _SECTIONS = ("tables", "sparse", "dense", "labels")
 
@@ -86,7 +86,7 @@ def _head(sample: Sample, source: str) -> list[str]:
         f"Proposed by `python -m pipelines.schema {source}` from {sample.rows:,} of {total} rows,",
         f"{sample.read_files} of {sample.files} files{days}. Lines marked GUESS are for you to "
         "confirm.",
-        "Everything a schema can say: embeddings/features.py, embeddings/schema.py.",
+        "Everything a schema can say: embeddings/schema/features.py, embeddings/schema/schema.py.",
     ]
 
 

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines import run
-from pipelines.inheritance import parse_policies
-from pipelines.tables import table
+from pipelines.epochs.policy_options import parse_policies
+from pipelines.orchestration.text_tables import table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,7 +6,7 @@
 writes OUTPUT/dt=YYYY-MM-DD/part-*.parquet as `pipelines.ingest` would, OUTPUT/schema.yaml, and
 OUTPUT/ceiling.json: the AUC and logloss that the true probability reaches on the very rows drawn,
 for each task, day and overall. No model can do better in expectation, so a training run is judged
-by how near it comes. `pipelines/clicks.py` states the probability model.
+by how near it comes. `pipelines/synthetic/click_model.py` states the probability model.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import pyarrow as pa
 import yaml
 from numpy.typing import NDArray
 
-from pipelines.clicks import ClickConfig
-from pipelines.pages import DENSE, TASKS, to_table
-from pipelines.partition import PartitionConfig, write_json
-from pipelines.statistics import Statistics
-from trainer.schemas import demo as demo_schema
+from pipelines.ingestion.column_stats import Statistics
+from pipelines.ingestion.partition import PartitionConfig, write_json
+from pipelines.synthetic.click_model import ClickConfig
+from pipelines.synthetic.impressions import DENSE, TASKS, to_table
+from trainer.recipes.schemas import demo as demo_schema
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from embeddings.schema import load_schema
-from trainer.config import load_recipe
-from trainer.settings import setting_names
+from embeddings.schema.schema import load_schema
+from trainer.config.config import load_recipe
+from trainer.config.overrides import setting_names
 
 ROOT = Path(__file__).resolve().parents[1]
 HOWTOS = sorted((ROOT / "docs" / "howto").glob("*.md"))

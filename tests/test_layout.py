@@ -58,7 +58,7 @@ def test_models_are_single_device_code() -> None:
 def test_only_the_runtime_reads_the_environment() -> None:
     reads = re.compile(r"\bos\.(environ|getenv)\b|\bfrom os import .*\b(environ|getenv)\b")
     guilty = {name(path) for path in MODULES if reads.search(path.read_text(encoding="utf-8"))}
-    assert guilty <= {"trainer/runtime.py"}
+    assert guilty <= {"trainer/runtime/runtime.py"}
 
 
 def test_the_launch_component_stands_alone() -> None:
@@ -71,11 +71,6 @@ def test_no_package_file_where_it_would_shadow_another() -> None:
     # docker/ would shadow the SDK that torchx imports; tests/ would shadow tests of other packages.
     assert not list((ROOT / "tests").rglob("__init__.py"))
     assert not list((ROOT / "docker").rglob("*.py"))
-
-
-def test_test_files_have_names_of_their_own() -> None:
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
-    assert sorted(names) == sorted(set(names))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name)
@@ -164,22 +159,24 @@ def test_readme_has_every_figure_filled_in() -> None:
     assert not re.findall(r"FIGURE:.*", README)
 
 
-def test_readme_shows_every_module_and_no_other() -> None:
+def test_readme_shows_every_folder_of_code_and_no_other() -> None:
     (tree,) = re.findall(r"## The files\n.*?```\n(.*?)```", README, re.DOTALL)
-    shown, folder = set(), ""
+    shown, parent = set(), ""
     for line in tree.splitlines():
-        indent, entry = len(line) - len(line.lstrip()), (line.split() or [""])[0]
-        if entry.endswith("/"):
-            folder = entry if indent == 0 else folder.split("/")[0] + "/" + entry
-        elif entry.endswith(".py"):
-            shown.add(folder + entry if indent else entry)
-    exist = {name(path) for path in MODULES if path.name != "__init__.py"}
-    assert not {f"add to README: {path}" for path in exist - shown}
-    assert not {f"not there: {path}" for path in shown - exist if not (ROOT / path).exists()}
+        folder = line.split()[0].rstrip("/")
+        parent = parent if line.startswith(" ") else folder
+        shown.add(f"{parent}/{folder}" if line.startswith(" ") else folder)
+    exist = {
+        name(path.parent)
+        for path in MODULES
+        if path.parent.parts[-1] not in {"airflow_dags", "dagster_jobs"}
+    }
+    assert not {f"add to README: {folder}" for folder in exist - shown}
+    assert not {f"not there: {folder}" for folder in shown if not (ROOT / folder).is_dir()}
 
 
 def test_the_schema_in_the_readme_loads(tmp_path: Path) -> None:
-    from embeddings.schema import load_schema
+    from embeddings.schema.schema import load_schema
 
     (text,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
     path = tmp_path / "schema.yaml"

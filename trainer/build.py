@@ -14,21 +14,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from embeddings.schema import Schema
+from embeddings.schema.schema import Schema
 from models.fields import DenseExpansion
 from models.ranking import RankingModel
 from models.tower import StreamTowerConfig
-from trainer.compiled import compile_tower
-from trainer.config import TrainConfig
+from trainer.config.config import TrainConfig
+from trainer.data.files import LogFile, discover, keep_rows
 from trainer.data.loader import Loader
 from trainer.data.moments import dense_moments
-from trainer.data.parquet import LogFile, discover, keep_rows
-from trainer.days import parse_days, parse_rows
-from trainer.dense import Dense
-from trainer.parallelize import Parallel, build_dense, parallelize
-from trainer.pipeline import Pipeline
-from trainer.precision import Precision
-from trainer.runtime import Runtime
+from trainer.data.splits import parse_days, parse_rows
+from trainer.distributed.compile import compile_tower
+from trainer.distributed.dense import Dense
+from trainer.distributed.parallelize import Parallel, build_dense, parallelize
+from trainer.distributed.precision import Precision
+from trainer.distributed.train_pipeline import Pipeline
+from trainer.runtime.runtime import Runtime
 
 
 class Training(NamedTuple):

@@ -29,15 +29,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.ranking import Predictions
-from trainer.curves import json_ready
+from trainer.checkpoint.storage import Folder
 from trainer.evaluate import choose_rows, evaluate, open_checkpoint, read_config, real_rows
-from trainer.failures import exit_code
-from trainer.lines import compared_lines
-from trainer.paired import Rows, assess
-from trainer.policies import resolve
-from trainer.runtime import Runtime, start
-from trainer.slices import SliceCodes
-from trainer.storage import Folder
+from trainer.evaluation.slices import SliceCodes
+from trainer.metrics.paired import Rows, assess
+from trainer.runtime.atomic_files import json_ready
+from trainer.runtime.exit_codes import exit_code
+from trainer.runtime.runtime import Runtime, start
+from trainer.telemetry.summary_lines import compared_lines
+from trainer.warm_start.policies import resolve
 
 
 class Answers(NamedTuple):

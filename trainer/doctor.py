@@ -4,8 +4,9 @@
 Nearly every failed first start is one of two things: versions that do not fit each other (seen as
 `undefined symbol`), or a build that does not fit the machine. The first is found from the installed
 versions alone, without importing anything; the second by running each piece in a child process
-(trainer/probes.py), since a broken native library may take its process down. Each finding that is
-not fine names a way out. `--json` prints the findings as a list; exit status 1 on any failure.
+(trainer/runtime/probes.py), since a broken native library may take its process down. Each finding
+that is not fine names a way out. `--json` prints the findings as a list; exit status 1 on any
+failure.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from trainer.probes import PROBES
+from trainer.runtime.probes import PROBES
 
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = (3, 11)
@@ -153,7 +154,7 @@ def check_probes() -> list[Finding]:
     """Run every probe in a child process; after one that takes the child down, go on in another."""
     left, findings = list(PROBES), []
     while left:
-        ending, out, errors = run_child([sys.executable, "-m", "trainer.probes", *left])
+        ending, out, errors = run_child([sys.executable, "-m", "trainer.runtime.probes", *left])
         answers = [json.loads(line) for line in out.splitlines() if line.startswith('{"probe"')]
         findings += [judge(answer) for answer in answers]
         left = left[len(answers) :]

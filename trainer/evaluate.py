@@ -25,25 +25,25 @@ import torch
 from torch import Tensor
 
 from models.ranking import Predictions
-from trainer import checkpoint
 from trainer.build import build_training, open_loader
-from trainer.config import TrainConfig, config_from_dict
-from trainer.curves import json_ready
+from trainer.checkpoint import dcp
+from trainer.checkpoint.layout import MANIFEST, RUN, read_manifest
+from trainer.checkpoint.storage import Folder
+from trainer.config.config import TrainConfig, config_from_dict
+from trainer.data.files import LogFile, check_families, days_of
 from trainer.data.loader import Loader
-from trainer.data.parquet import LogFile, check_families, days_of
-from trainer.days import days_within, describe_days, parse_days, parse_rows
-from trainer.depth import LabelDepths
-from trainer.failures import exit_code
-from trainer.lines import evaluated_lines
-from trainer.manifest import MANIFEST, RUN, read_manifest
-from trainer.memory import check_tables
-from trainer.metrics import Metrics, undefined
-from trainer.parallelize import ParallelConfig
-from trainer.pipeline import Pipeline
-from trainer.policies import resolve
-from trainer.runtime import Runtime, start
-from trainer.slices import Slices
-from trainer.storage import Folder
+from trainer.data.splits import days_within, describe_days, parse_days, parse_rows
+from trainer.distributed.parallelize import ParallelConfig
+from trainer.distributed.train_pipeline import Pipeline
+from trainer.evaluation.slices import Slices
+from trainer.metrics.depth import LabelDepths
+from trainer.metrics.metrics import Metrics, undefined
+from trainer.runtime.atomic_files import json_ready
+from trainer.runtime.exit_codes import exit_code
+from trainer.runtime.memory import check_tables
+from trainer.runtime.runtime import Runtime, start
+from trainer.telemetry.summary_lines import evaluated_lines
+from trainer.warm_start.policies import resolve
 
 
 def evaluate(
@@ -174,7 +174,7 @@ def open_checkpoint(path: Folder, data: str, chosen: tuple[str, str], runtime: R
     training = build_training(config, runtime)
     parallel = training.parallel
     tensors: dict[str, Any] = {"model": parallel.module.state_dict()}
-    checkpoint.load(tensors, path)
+    dcp.load(tensors, path)
     parallel.module.load_state_dict(tensors["model"])
     return Opened(training.pipeline, loader, config, manifest["step"])
 

@@ -8,7 +8,7 @@ ranks, memory, estimated step cost and whether it fits, and what to change where
 --json, the same as JSON, which `parallel.sharding.pinned_plan` reads.
 
 It lives here and not beside the planner because recipes are the trainer's, and tables know none;
-`python -m embeddings.sharding` is the same command.
+`python -m embeddings.sharding.sharding` is the same command.
 
 Exit codes: 0 everything fits; 1 something does not; 2 the configuration is wrong.
 """
@@ -25,13 +25,13 @@ from pathlib import Path
 
 import torch
 
-from embeddings.coalesce import unpool
 from embeddings.collection import EmbeddingLayer
 from embeddings.optimizer import fuse_optimizer
-from embeddings.plans import Plan, describe_plan
-from embeddings.schema import load_schema
-from embeddings.sharding import plan_tables
-from trainer.config import TrainConfig, apply_overrides, config_from_dict, load_recipe
+from embeddings.schema.schema import load_schema
+from embeddings.sharding.coalesce import unpool
+from embeddings.sharding.plans import Plan, describe_plan
+from embeddings.sharding.sharding import plan_tables
+from trainer.config.config import TrainConfig, apply_overrides, config_from_dict, load_recipe
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

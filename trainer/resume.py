@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from embeddings.optimizer import set_table_updates, table_updates
-from embeddings.plans import KEY
-from embeddings.sharding import check_plan
-from models import attention
-from models.tokenformer import TokenFormerConfig
+from embeddings.sharding.plans import KEY
+from embeddings.sharding.sharding import check_plan
+from models.attention import attention
 from models.tokens import StreamTokenizer
-from trainer import checkpoint
-from trainer.config import fingerprint, to_dict
-from trainer.curves import write_json
+from models.towers.tokenformer import TokenFormerConfig
+from trainer.checkpoint import dcp
+from trainer.checkpoint.layout import RUN, read_manifest
+from trainer.checkpoint.storage import Folder
+from trainer.config.config import fingerprint, to_dict
+from trainer.data.files import LogFile, check_families
 from trainer.data.hashing import routing_fingerprint
-from trainer.data.parquet import LogFile, check_families
-from trainer.inherit import Inherited, inherit
-from trainer.manifest import RUN, read_manifest
-from trainer.precision import DTYPES
-from trainer.run_folder import INHERITED
-from trainer.storage import Folder
+from trainer.distributed.precision import DTYPES
+from trainer.run_dir import INHERITED
+from trainer.runtime.atomic_files import write_json
+from trainer.warm_start.inherit import Inherited, inherit
 
 if TYPE_CHECKING:
-    from trainer.loop import Trainer
+    from trainer.trainer import Trainer
 
 
 def describe(trainer: Trainer) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def resume(trainer: Trainer, path: Folder) -> None:
     check_meaning(manifest, path, trainer.config.schema.fingerprint())
     check_plan(manifest, trainer.parallel.plan, trainer.config.parallel.sharding, str(path))
     examples = None
-    shape = checkpoint.tensor_sizes(path).get("metrics.examples")
+    shape = dcp.tensor_sizes(path).get("metrics.examples")
     if shape is not None and trainer.runtime.is_first:
         examples = torch.zeros(shape)
     trainer.state.load(path, None if examples is None else {"metrics": {"examples": examples}})

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from models import kernels
-from trainer.compiled import num_graphs
+from models.attention import kernels
+from trainer.distributed.compile import num_graphs
 from trainer.resume import count_out_of_range
 
 if TYPE_CHECKING:
-    from trainer.loop import Trainer
+    from trainer.trainer import Trainer
 
 
 def run_metrics(trainer: Trainer) -> dict[str, Any]:

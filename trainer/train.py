@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from trainer.config import apply_overrides, load_recipe, recipes
-from trainer.own_log import choose_split
-from trainer.settings import describe_section, describe_sections
+from trainer.config.config import apply_overrides, load_recipe, recipes
+from trainer.config.fit_to_log import choose_split
+from trainer.config.overrides import describe_section, describe_sections
 
 USAGE = """\
 usage: python -m trainer.train RECIPE --output DIR [--data.path PATH] [--data.train-days A:B]
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(describe_recipes())
             return 0
         if arguments == ["--completion"]:
-            from trainer.completion import completion_script
+            from trainer.config.completion import completion_script
 
             print(completion_script())
             return 0
@@ -60,9 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         # Imported late: a wrong setting is named without waiting for the distributed part.
-        from trainer.failures import exit_code
-        from trainer.loop import Trainer
-        from trainer.runtime import start
+        from trainer.runtime.exit_codes import exit_code
+        from trainer.runtime.runtime import start
+        from trainer.trainer import Trainer
     except KeyboardInterrupt:
         print("interrupted: nothing was begun", file=sys.stderr)
         return 130

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.attention import causal_mask, hide_padding, isolate_candidates
-from models.padding import PaddedHistory, read_stream
+from models.attention.attention import causal_mask, hide_padding, isolate_candidates
+from models.attention.padding import PaddedHistory, read_stream
 from models.stream import Stream
 
 _EPS = 1e-6

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.attention import attention, causal_mask, hide_padding, isolate_candidates
+from models.attention.attention import attention, causal_mask, hide_padding, isolate_candidates
+from models.attention.padding import PaddedHistory, read_stream
 from models.layers import PerTokenFFN, PerTokenLinear, check_choices, xavier_linear
-from models.padding import PaddedHistory, read_stream
 from models.stream import Stream
 
 _EPS = 1e-6

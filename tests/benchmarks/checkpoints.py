@@ -25,13 +25,13 @@ from typing import Any
 import torch
 
 from tests.support import runs
-from trainer import checkpoint
-from trainer.config import TrainConfig
-from trainer.loop import Trainer
-from trainer.manifest import complete
+from trainer.checkpoint import dcp
+from trainer.checkpoint.layout import complete
+from trainer.checkpoint.staging import Staging, local_bytes
+from trainer.config.config import TrainConfig
 from trainer.resume import describe, tensors
-from trainer.runtime import Runtime, RuntimeConfig, start
-from trainer.staging import Staging, local_bytes
+from trainer.runtime.runtime import Runtime, RuntimeConfig, start
+from trainer.trainer import Trainer
 
 ROUNDS = 5
 
@@ -98,7 +98,7 @@ def files(logs: Path, rows: int, runtime: Runtime, folder: Path) -> None:
         name: [shard.tensor for shard in value.local_shards()]
         if hasattr(value, "local_shards")
         else value
-        for name, value in checkpoint.flatten(plain)
+        for name, value in dcp.flatten(plain)
     }
     target = folder / "plain.pt"
 
@@ -112,9 +112,9 @@ def files(logs: Path, rows: int, runtime: Runtime, folder: Path) -> None:
     times: dict[str, list[float]] = {}
     for step in range(ROUNDS):
         work = {
-            "checkpoint.save": lambda step=step: checkpoint.save(state, place, step, manifest),
+            "dcp.save": lambda step=step: dcp.save(state, place, step, manifest),
             "torch.save + fsync": torch_save,
-            "checkpoint.load": lambda step=step: checkpoint.load(state, place / f"step-{step}"),
+            "dcp.load": lambda step=step: dcp.load(state, place / f"step-{step}"),
             "torch.load": lambda: torch.load(target, weights_only=True),
         }
         for name, call in work.items():

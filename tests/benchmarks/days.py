@@ -27,15 +27,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from embeddings.dynamic import Part, dynamic_parts
-from embeddings.idmap import TOTALS
+from embeddings.dynamic.dynamic import Part, dynamic_parts
+from embeddings.dynamic.idmap import TOTALS
 from embeddings.stats import Hits
 from tests.benchmarks.timing import single_threaded
-from trainer import runtime
 from trainer.build import build_training, open_loader
-from trainer.config import TrainConfig, apply_overrides, load_recipe
-from trainer.data.parquet import days_of, discover
+from trainer.config.config import TrainConfig, apply_overrides, load_recipe
+from trainer.data.files import days_of, discover
 from trainer.evaluate import evaluate
+from trainer.runtime import runtime
 
 TARGET = 1.05
 _STATM = Path("/proc/self/statm")

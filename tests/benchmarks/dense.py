@@ -30,12 +30,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.batch import Batch
 from trainer.build import build_training, open_loader
-from trainer.checkpoint import flatten
-from trainer.config import TrainConfig, apply_overrides, load_recipe
-from trainer.parallelize import ParallelConfig
-from trainer.runtime import Runtime, start
-from trainer.state import fused_tensors
-from trainer.zero import ZeroConfig
+from trainer.checkpoint.dcp import flatten
+from trainer.checkpoint.state import fused_tensors
+from trainer.config.config import TrainConfig, apply_overrides, load_recipe
+from trainer.distributed.deepspeed_zero import ZeroConfig
+from trainer.distributed.parallelize import ParallelConfig
+from trainer.runtime.runtime import Runtime, start
 
 CHOICES: dict[str, ParallelConfig] = {
     "ddp": ParallelConfig(),

@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from embeddings.lifetime import DynamicConfig
-from embeddings.schema import Schema
+from embeddings.schema.lifetime import DynamicConfig
+from embeddings.schema.schema import Schema
 from models.batch import Batch
 from tests.benchmarks.timing import Line, interleave, single_threaded
-from trainer import runtime
 from trainer.build import build_training
-from trainer.config import load_recipe
+from trainer.config.config import load_recipe
 from trainer.data.hashing import to_rows
+from trainer.runtime import runtime
 
 ARTICLES, MEAN_HISTORY = 1_000_000, 4.0
 ROWS = 16_384

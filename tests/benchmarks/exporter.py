@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.timing import Line, Times
-from trainer.config import TrainConfig, apply_overrides, load_recipe
-from trainer.loop import Trainer
-from trainer.runtime import Runtime, start
+from trainer.config.config import TrainConfig, apply_overrides, load_recipe
+from trainer.runtime.runtime import Runtime, start
+from trainer.trainer import Trainer
 
 INTERVAL = 50
 LIMIT = 1.01

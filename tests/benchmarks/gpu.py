@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from models.attention import attention, reference_attention, sliding_mask
-from models.specformer import SpecFormerConfig
-from models.spectral import position_vector, soften
-from models.spectrum import Eigensolver, Precision, decompose
+from models.attention.attention import attention, reference_attention, sliding_mask
+from models.spectral.spectral import position_vector, soften
+from models.spectral.spectrum import Eigensolver, Precision, decompose
+from models.towers.specformer import SpecFormerConfig
 from tests.benchmarks import gpu_steps
 from tests.benchmarks.timing import Line, interleave
 from tests.benchmarks.towers import LAYER_SHAPES, OPERATOR_SHAPES, PlainLayer, Shape

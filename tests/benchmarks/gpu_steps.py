@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from models.specformer import SpecFormerConfig
 from models.stream import Stream
-from models.tokenformer import TokenFormerConfig
+from models.towers.specformer import SpecFormerConfig
+from models.towers.tokenformer import TokenFormerConfig
 from tests.benchmarks.timing import interleave
-from trainer.compiled import compile_tower, uncompiled
+from trainer.distributed.compile import compile_tower, uncompiled
 
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Gradients of this many times the loss are far from both ends of fp16.

@@ -22,9 +22,9 @@ import pyarrow as pa
 from pyarrow import csv
 from pyarrow import parquet as pq
 
-from embeddings.schema import DenseFeature, Label, Schema, SparseFeature, Table
+from embeddings.schema.schema import DenseFeature, Label, Schema, SparseFeature, Table
 from pipelines.ingest import ingest
-from pipelines.parsing import pc
+from pipelines.ingestion.parsing import pc
 from tests.benchmarks.timing import Line, interleave, single_threaded
 
 _STRINGS, _NUMBERS = ("user", "site", "device"), ("price", "age", "views", "score")

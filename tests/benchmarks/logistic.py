@@ -25,16 +25,16 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from embeddings.schema import Schema
-from trainer.config import TrainConfig, apply_overrides, load_recipe
-from trainer.curves import json_ready
+from embeddings.schema.schema import Schema
+from trainer.config.config import TrainConfig, apply_overrides, load_recipe
+from trainer.config.fit_to_log import choose_split
 from trainer.data.columns import kind_of, read_lists, to_floats, to_integers
+from trainer.data.files import LogFile, discover, keep_rows
 from trainer.data.hashing import hash_strings, mix64
-from trainer.data.parquet import LogFile, discover, keep_rows
+from trainer.data.splits import parse_days, parse_rows
 from trainer.data.transforms import label_matrices
-from trainer.days import parse_days, parse_rows
-from trainer.metrics import Metrics
-from trainer.own_log import choose_split
+from trainer.metrics.metrics import Metrics
+from trainer.runtime.atomic_files import json_ready
 
 BUCKETS = 2**20
 _BATCH = 1_024

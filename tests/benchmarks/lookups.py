@@ -27,14 +27,14 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.collection import EmbeddingLayer
-from embeddings.counters import Counters
 from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
-from embeddings.schema import Label, Schema, SparseFeature, Table
-from embeddings.sharding import ShardingConfig
+from embeddings.schema.schema import Label, Schema, SparseFeature, Table
+from embeddings.sharding.counters import Counters
+from embeddings.sharding.sharding import ShardingConfig
 from tests.benchmarks.timing import MIN_ROUNDS, Times
 from tests.support.processes import Processes
 from tests.support.tables import shard_tables
-from trainer.runtime import Runtime
+from trainer.runtime.runtime import Runtime
 
 FEATURES = {"criteo": 26, "industrial": 391}
 CANDIDATES = ("apart", "together", "unpooled", "dedup")

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer import train
-from trainer.run_folder import METRICS
+from trainer.run_dir import METRICS
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "fp32": (),
@@ -95,7 +95,7 @@ def main() -> int:
         parser.error("a comparison needs at least two seeds, and fp32 among the formats")
     words.output.mkdir(parents=True, exist_ok=True)
     # Loaded once, by the process that the runs are copies of.
-    import trainer.loop  # noqa: F401
+    import trainer.trainer  # noqa: F401
 
     context = multiprocessing.get_context("fork")
     found: dict[str, dict[str, list[float]]] = {

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.layers import PerTokenGLU, PerTokenLinear, PerTokenRMSNorm
-from models.rankelastor import PaperBlock, RankElastorConfig, ReleasedBlock
+from models.towers.rankelastor import PaperBlock, RankElastorConfig, ReleasedBlock
 from tests.benchmarks.timing import Line, interleave, single_threaded
 
 TARGET = 5.0

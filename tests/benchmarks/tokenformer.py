@@ -17,9 +17,9 @@ from unittest import mock
 
 import torch
 
-from models import attention
+from models.attention import attention
 from models.stream import Stream
-from models.tokenformer import Mode, TokenFormer, TokenFormerConfig, UserOutputs
+from models.towers.tokenformer import Mode, TokenFormer, TokenFormerConfig, UserOutputs
 from tests.benchmarks.timing import Line, interleave, single_threaded
 
 TARGET = 0.7

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.jacobi import eigh_jacobi
 from models.layers import PerTokenFFN, xavier_linear
-from models.matrix_power import matrix_power, matrix_power_backward
-from models.specformer import SpecFormerConfig
-from models.spectral import DEFAULT_FLOOR, position_vector, soften
-from models.spectrum import Precision, decompose
+from models.spectral.jacobi import eigh_jacobi
+from models.spectral.matrix_power import matrix_power, matrix_power_backward
+from models.spectral.spectral import DEFAULT_FLOOR, position_vector, soften
+from models.spectral.spectrum import Precision, decompose
+from models.towers.specformer import SpecFormerConfig
 from tests.benchmarks.timing import Line, interleave, single_threaded
 
 Shape = tuple[int, int, int]

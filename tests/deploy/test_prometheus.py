@@ -21,10 +21,10 @@ import yaml
 
 from tests.support.processes import free_port
 from tests.support.runs import generate, small
-from trainer.config import TrainConfig
-from trainer.loop import Trainer
-from trainer.metric_list import METRICS
-from trainer.runtime import Runtime
+from trainer.config.config import TrainConfig
+from trainer.runtime.runtime import Runtime
+from trainer.telemetry.prometheus_metrics import METRICS
+from trainer.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "prometheus"
@@ -52,7 +52,7 @@ needs_server = pytest.mark.skipif(
 
 def known() -> set[str]:
     """Names of series: of runs, of nights, of the rules' own records."""
-    nights = (ROOT / "pipelines" / "night_metrics.py").read_text("utf-8")
+    nights = (ROOT / "pipelines" / "nightly" / "night_metrics.py").read_text("utf-8")
     names = set(re.findall(r"fullrank_(?:night|stage)_[a-z_]+", nights))
     return names | {m.full_name for m in METRICS} | {r["record"] for r in RULES if "record" in r}
 

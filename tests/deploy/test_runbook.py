@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.alarms import ADVICE
-from trainer.config import load_recipe
-from trainer.metric_list import METRICS
-from trainer.settings import setting_names
+from trainer.config.config import load_recipe
+from trainer.config.overrides import setting_names
+from trainer.telemetry.alerts import ADVICE
+from trainer.telemetry.prometheus_metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNBOOK = (ROOT / "deploy" / "RUNBOOK.md").read_text("utf-8")

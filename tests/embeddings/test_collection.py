@@ -17,7 +17,7 @@ from embeddings.collection import (
     local_shards,
     tables_of_collections,
 )
-from embeddings.schema import Label, Schema, SparseFeature, Table
+from embeddings.schema.schema import Label, Schema, SparseFeature, Table
 from tests.support.tiny import SCHEMA, make_batch
 
 

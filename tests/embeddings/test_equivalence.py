@@ -20,14 +20,14 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.collection import EmbeddingLayer, Embeddings, local_shards
 from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
-from embeddings.schema import Label, Schema, SparseFeature, Table
-from embeddings.sharders import sharding_plan
-from embeddings.sharding import ShardingConfig, plan_tables
+from embeddings.schema.schema import Label, Schema, SparseFeature, Table
+from embeddings.sharding.sharders import sharding_plan
+from embeddings.sharding.sharding import ShardingConfig, plan_tables
 from tests.support.processes import Processes
 from tests.support.tables import shard_tables
-from trainer import checkpoint
-from trainer.runtime import Runtime
-from trainer.state import fused_tensors
+from trainer.checkpoint import dcp
+from trainer.checkpoint.state import fused_tensors
+from trainer.runtime.runtime import Runtime
 
 SCHEMA = Schema(
     tables=(
@@ -260,7 +260,7 @@ def _save(runtime: Runtime, kinds: dict[str, str], sparse: Any, folder: Path) ->
     for step in range(2):
         _loss(sharded(_own(runtime, step))).backward()
     saved = _copies(sharded)
-    checkpoint.save(_tensors(sharded), folder, 2, {})
+    dcp.save(_tensors(sharded), folder, 2, {})
     _loss(sharded(_own(runtime, 2))).backward()
     return *saved, _copies(sharded)[0]
 
@@ -273,7 +273,7 @@ def _tensors(sharded: DistributedModelParallel) -> dict[str, Any]:
 def _load(runtime: Runtime, kinds: dict[str, str], sparse: Any, path: Path) -> Any:
     sharded = _shard(runtime, kinds, sparse)
     tensors = _tensors(sharded)
-    checkpoint.load(tensors, path)
+    dcp.load(tensors, path)
     sharded.load_state_dict(tensors["model"])
     loaded = _copies(sharded)
     _loss(sharded(_own(runtime, 2))).backward()

@@ -12,13 +12,13 @@ from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
 from embeddings.collection import EmbeddingLayer, local_shards
 from embeddings.optimizer import DEFAULT_EPS, SparseOptimizerConfig, fuse_optimizer, state_bytes
-from embeddings.schema import Label, Schema, SparseFeature, Table
+from embeddings.schema.schema import Label, Schema, SparseFeature, Table
 from models.batch import Batch
 from tests.support.processes import Processes
 from tests.support.tiny import make_batch
 from tests.support.training import Recipe, Session
-from trainer.optimizer import DenseOptimizerConfig
-from trainer.runtime import Runtime
+from trainer.distributed.optimizer import DenseOptimizerConfig
+from trainer.runtime.runtime import Runtime
 
 SCHEMA = Schema(
     tables=(Table(name="t", num_embeddings=6, embedding_dim=4),),

@@ -11,10 +11,10 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.collection import EmbeddingLayer, local_shards
-from embeddings.counters import Counters
-from embeddings.lifetime import DynamicConfig
-from embeddings.schema import Label, Schema, SparseFeature, Table
-from embeddings.sharding import ShardingConfig
+from embeddings.schema.lifetime import DynamicConfig
+from embeddings.schema.schema import Label, Schema, SparseFeature, Table
+from embeddings.sharding.counters import Counters
+from embeddings.sharding.sharding import ShardingConfig
 from embeddings.stats import (
     Hits,
     IdWindow,
@@ -26,7 +26,7 @@ from embeddings.stats import (
 from tests.support.processes import Processes
 from tests.support.tiny import SCHEMA, make_batch
 from tests.support.training import Recipe, Session
-from trainer.runtime import Runtime
+from trainer.runtime.runtime import Runtime
 
 PAIR = Schema(
     tables=(Table(name="t", num_embeddings=100, embedding_dim=4),),

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.collection import EmbeddingLayer, Embeddings, local_shards
-from embeddings.counters import Counters
-from embeddings.dynamic import draw_vectors, dynamic_parts
-from embeddings.lifetime import DynamicConfig
-from embeddings.loads import table_loads
+from embeddings.dynamic.dynamic import draw_vectors, dynamic_parts
 from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
-from embeddings.schema import Label, Schema, SparseFeature, Table
-from embeddings.sharding import ShardingConfig, plan_tables
+from embeddings.schema.lifetime import DynamicConfig
+from embeddings.schema.schema import Label, Schema, SparseFeature, Table
+from embeddings.sharding.counters import Counters
+from embeddings.sharding.loads import table_loads
+from embeddings.sharding.sharding import ShardingConfig, plan_tables
 from tests.support.processes import Processes
 from tests.support.tables import shard_tables
-from trainer.runtime import Runtime
+from trainer.runtime.runtime import Runtime
 
 BAG: dict[str, Any] = {"kind": "bag", "max_length": 4}
 SCHEMA = Schema(

@@ -15,7 +15,7 @@ from tests.faults import job
 from tests.faults.fault import at, fault
 from tests.faults.harness import Place, expect
 from tests.support.runs import DAYS
-from trainer.manifest import complete
+from trainer.checkpoint.layout import complete
 
 # Data that changes between save and resume.
 

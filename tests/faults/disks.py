@@ -16,8 +16,8 @@ from tests.faults import tiny
 from tests.faults.fault import fault
 from tests.faults.harness import Place, expect
 from tests.support import s3
-from trainer.manifest import complete
-from trainer.ownership import OWNER
+from trainer.checkpoint.layout import complete
+from trainer.checkpoint.ownership import OWNER
 
 KILLS = 50
 

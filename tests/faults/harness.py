@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.faults import job, tiny
 from tests.support import runs
-from trainer.manifest import complete
+from trainer.checkpoint.layout import complete
 
 ROOT = Path(__file__).resolve().parents[2]
 # A loaded machine is slow; a job that waits for ever is still found.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from trainer import manifest, storage
+from trainer.checkpoint import layout, storage
 
 
 def install(fault: dict[str, Any], rank: int, folder: Path) -> Callable[[Any], None]:
@@ -118,9 +118,9 @@ def _at_write(fault: dict[str, Any], fire: Callable[[], None]) -> None:
         return call
 
     storage._Counted.write = counted(storage._Counted.write, half=True)
-    manifest.write_durably = counted(manifest.write_durably)
-    manifest.sync_folder = counted(manifest.sync_folder)
-    manifest._remove = counted(manifest._remove)
+    layout.write_durably = counted(layout.write_durably)
+    layout.sync_folder = counted(layout.sync_folder)
+    layout._remove = counted(layout._remove)
     Path.rename = counted(Path.rename)
     storage.RemotePath.unlink = counted(storage.RemotePath.unlink)
     storage.RemotePath.rename = counted(storage.RemotePath.rename)
@@ -129,7 +129,7 @@ def _at_write(fault: dict[str, Any], fire: Callable[[], None]) -> None:
 def _full_disk(fault: dict[str, Any], fire: Callable[[], None]) -> None:
     """Let the checkpoints numbered `fault["saves"]`, from 1, run into a full disk."""
     saves = 0
-    draft, write = manifest.draft, storage._Counted.write
+    draft, write = layout.draft, storage._Counted.write
 
     def counted(target: Any) -> Any:
         nonlocal saves
@@ -142,9 +142,9 @@ def _full_disk(fault: dict[str, Any], fire: Callable[[], None]) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(stream, data)
 
-    from trainer import checkpoint
+    from trainer.checkpoint import dcp
 
-    checkpoint.draft = counted
+    dcp.draft = counted
     cast(Any, storage._Counted).write = full
 
 

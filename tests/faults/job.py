@@ -15,10 +15,10 @@ from typing import Any, cast
 
 from tests.faults import inject
 from tests.support import runs
-from trainer.config import TrainConfig
-from trainer.failures import exit_code
-from trainer.loop import Trainer
-from trainer.runtime import start
+from trainer.config.config import TrainConfig
+from trainer.runtime.exit_codes import exit_code
+from trainer.runtime.runtime import start
+from trainer.trainer import Trainer
 
 EPOCHS, STEPS = 2, 5  # on two ranks
 ROWS = 2 * STEPS * runs.BATCH

@@ -17,14 +17,14 @@ import torch
 import torch.distributed as dist
 
 from tests.faults import inject
-from trainer import checkpoint
-from trainer.cadence import CheckpointConfig
-from trainer.curves import write_json
-from trainer.manifest import complete, read_manifest, recover
-from trainer.runtime import Runtime
-from trainer.saver import Saver
-from trainer.state import RandomState
-from trainer.storage import locate
+from trainer.checkpoint import dcp
+from trainer.checkpoint.layout import complete, read_manifest, recover
+from trainer.checkpoint.saver import Saver
+from trainer.checkpoint.schedule import CheckpointConfig
+from trainer.checkpoint.state import RandomState
+from trainer.checkpoint.storage import locate
+from trainer.runtime.atomic_files import write_json
+from trainer.runtime.runtime import Runtime
 
 STEPS = 12
 
@@ -47,7 +47,7 @@ def main(output: str, folder: str, faults: list[dict[str, Any]]) -> int:
     found = complete(place)
     if found:
         tensors = {**state, "random": generators.tensors()}
-        checkpoint.load(tensors, found[-1])
+        dcp.load(tensors, found[-1])
         generators.restore(tensors["random"])
         losses = read_manifest(found[-1])["losses"]
     saver = Saver(place, CheckpointConfig(keep=2), runtime, 60.0, lambda text, _: print(text))

@@ -18,12 +18,15 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 
 import torch
-from models import attention, layers, rank, spectral
-from models.rankelastor import RankElastorConfig
-from models.specformer import SpecFormerConfig
-from models.spectrum import decompose
+from models.attention import attention
+from models import layers
+from models.diagnostics import rank
+from models.spectral import spectral
+from models.towers.rankelastor import RankElastorConfig
+from models.towers.specformer import SpecFormerConfig
+from models.spectral.spectrum import decompose
 from models.stream import Stream
-from models.tokenformer import TokenFormerConfig
+from models.towers.tokenformer import TokenFormerConfig
 
 tokens = torch.randn(4, 6, 16).requires_grad_()
 for config in (

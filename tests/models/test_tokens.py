@@ -6,7 +6,7 @@ import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from embeddings.collection import Embeddings
-from embeddings.schema import DenseFeature, Label, Schema, SparseFeature, Table
+from embeddings.schema.schema import DenseFeature, Label, Schema, SparseFeature, Table
 from models.fields import DenseExpansion, FieldProjection
 from models.tokens import (
     FieldTokenizer,

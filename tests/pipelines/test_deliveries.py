@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.deliveries import Intake, main
-from pipelines.ingestion import IngestConfig
-from pipelines.partition import MANIFEST, read_manifests
-from pipelines.readiness import Readiness
+from pipelines.ingestion.ingestion import IngestConfig
+from pipelines.ingestion.partition import MANIFEST, read_manifests
+from pipelines.ingestion.readiness import Readiness
 from tests.support.raw_logs import NOON, flat_schema, read_day
 
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]

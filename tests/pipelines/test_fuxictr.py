@@ -4,7 +4,7 @@
 import pytest
 import yaml
 
-from embeddings.schema import load_schema
+from embeddings.schema.schema import load_schema
 from pipelines.fuxictr import convert, main
 
 CONFIG = """

@@ -10,12 +10,12 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import sources
 from pipelines.ingest import _parser, describe, ingest, main
-from pipelines.ingestion import IngestConfig
-from pipelines.quarantine import Quarantine
-from pipelines.sources import Source, SourceConfig
-from pipelines.statistics import Texts
+from pipelines.ingestion import sources
+from pipelines.ingestion.column_stats import Texts
+from pipelines.ingestion.ingestion import IngestConfig
+from pipelines.ingestion.quarantine import Quarantine
+from pipelines.ingestion.sources import Source, SourceConfig
 from tests.support.raw_logs import (
     BARS,
     COLUMNS,

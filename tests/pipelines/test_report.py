@@ -9,9 +9,9 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from pipelines.figures import Axes, Line, chart
 from pipelines.report import main, report
-from pipelines.runs import written
+from pipelines.reporting.run_data import written
+from pipelines.reporting.svg_charts import Axes, Line, chart
 from tests.support.report_pages import Page, page, write_run
 
 

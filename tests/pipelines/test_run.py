@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipelines import run
-from pipelines.lock import Lock
-from pipelines.stage import NotReadyError, Pipeline, Stage, StageError
+from pipelines.orchestration.lock import Lock
+from pipelines.orchestration.stage import NotReadyError, Pipeline, Stage, StageError
 
 COMMANDS = sorted(
     path.stem

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from embeddings.schema import load_schema
-from pipelines.clicks import ClickConfig
-from pipelines.partition import read_manifests
+from embeddings.schema.schema import load_schema
+from pipelines.ingestion.partition import read_manifests
 from pipelines.synthesize import SynthesisConfig, auc, demo_schema, generate, main, synthesize
+from pipelines.synthetic.click_model import ClickConfig
 from trainer.data.columns import check_columns
 
 SMALL = SynthesisConfig(

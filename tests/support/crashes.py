@@ -10,8 +10,8 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from tests.support.logs import loaders, rows_of
+from trainer.data.files import LogFile
 from trainer.data.loader import LoaderConfig
-from trainer.data.parquet import LogFile
 
 ORDERS = ["shuffle", "time", "none"]
 # Rows of each row group of each file.

@@ -8,9 +8,9 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from embeddings.dynamic import dynamic_parts
-from embeddings.lifetime import MISSING_ID, DynamicConfig
-from embeddings.schema import Schema
+from embeddings.dynamic.dynamic import dynamic_parts
+from embeddings.schema.lifetime import MISSING_ID, DynamicConfig
+from embeddings.schema.schema import Schema
 from tests.support.tiny import SCHEMA
 
 Parts = dict[str, tuple[int, dict[str, Tensor]]]

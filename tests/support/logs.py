@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from embeddings.schema import DenseFeature, Label, Schema, SparseFeature, Table
+from embeddings.schema.schema import DenseFeature, Label, Schema, SparseFeature, Table
 from models.batch import Batch
+from trainer.data.files import LogFile
 from trainer.data.hashing import mix64
 from trainer.data.loader import Loader, LoaderConfig
-from trainer.data.parquet import LogFile
 
 SCHEMA = Schema(
     tables=(

@@ -112,8 +112,8 @@ def _serve(connection: Connection) -> None:
     """Run what is sent until the other side hangs up."""
     from torchrec.distributed import collective_utils
 
-    import trainer.parallelize  # noqa: F401  (seconds of imports, before the first call's time runs)
-    from trainer import runtime
+    import trainer.distributed.parallelize  # noqa: F401  (seconds of imports, before the first call's time runs)
+    from trainer.runtime import runtime
 
     connection.send("ready")
     while True:

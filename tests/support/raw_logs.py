@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import xxhash
 
-from embeddings.schema import schema_from_dict
-from pipelines.ingestion import IngestConfig
+from embeddings.schema.schema import schema_from_dict
+from pipelines.ingestion.ingestion import IngestConfig
 
 SCHEMA = {
     "tables": [

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import trainer.compare  # and what commands import when they begin
-import trainer.config
-import trainer.data.parquet
+import trainer.config.config
+import trainer.data.files
 import trainer.train  # noqa: F401  (its seconds, once)
-from pipelines import launch, replay, run
+from pipelines import replay, run
+from pipelines.orchestration import launch
 
 _CHANGES = ("os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "os.symlink")
 
@@ -85,7 +86,8 @@ def _watch(output: str, kill: dict[str, Any] | None, seen: str) -> None:
 def _forked(
     command: Sequence[str], log: Path, say: Callable[[str], None], answers: bool
 ) -> tuple[int, str, str]:
-    """Run a command of the trainer in a fork, as `pipelines.launch._stream` runs a process."""
+    """Run a command of the trainer in a fork, as `pipelines.orchestration.launch._stream` runs a
+    process."""
     module, words = command[2], list(command[3:])
     reads, writes = os.pipe()
     pid = os.fork()

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from pipelines.clicks import ClickConfig
 from pipelines.synthesize import SynthesisConfig, synthesize
-from trainer import checkpoint
-from trainer.checkpoint_index import Reader
-from trainer.config import TrainConfig, apply_overrides, load_recipe
+from pipelines.synthetic.click_model import ClickConfig
+from trainer.checkpoint import dcp
+from trainer.checkpoint.dcp_index import Reader
+from trainer.checkpoint.layout import complete
+from trainer.config.config import TrainConfig, apply_overrides, load_recipe
 from trainer.evaluate import evaluate_checkpoint
-from trainer.loop import Trainer
-from trainer.manifest import complete
-from trainer.runtime import Runtime
+from trainer.runtime.runtime import Runtime
+from trainer.trainer import Trainer
 
 DAYS = ("2026-01-01", "2026-01-02")
 BATCH = 64
@@ -68,7 +68,7 @@ def saved(run: Path) -> dict[str, torch.Tensor]:
     with warnings.catch_warnings():
         # torch wants to be told that one process reads.
         warnings.simplefilter("ignore", UserWarning)
-        checkpoint.load(found, path)
+        dcp.load(found, path)
     return found
 
 

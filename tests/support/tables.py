@@ -8,9 +8,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
 from embeddings.collection import EmbeddingLayer
-from embeddings.sharders import sharders, sharding_plan
-from embeddings.sharding import ShardingConfig, plan_tables
-from trainer.runtime import Runtime
+from embeddings.sharding.sharders import sharders, sharding_plan
+from embeddings.sharding.sharding import ShardingConfig, plan_tables
+from trainer.runtime.runtime import Runtime
 
 
 def shard_tables(

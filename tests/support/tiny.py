@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.collection import EmbeddingLayer, Embeddings
-from embeddings.schema import Label, Schema, SparseFeature, Table
+from embeddings.schema.schema import Label, Schema, SparseFeature, Table
 from models.batch import Batch
 
 SCHEMA = Schema(

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from embeddings.collection import EmbeddingLayer, local_shards
 from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
-from embeddings.schema import Schema
-from embeddings.sharding import ShardingConfig
+from embeddings.schema.schema import Schema
+from embeddings.sharding.sharding import ShardingConfig
 from models.batch import Batch
 from tests.support.tiny import SCHEMA, TinyRanker, make_batch
-from trainer.dense import Replicated
-from trainer.loss_scale import Step
-from trainer.optimizer import DenseOptimizerConfig
-from trainer.parallelize import Parallel, ParallelConfig, parallelize
-from trainer.pipeline import Pipeline
-from trainer.precision import Precision, PrecisionConfig
-from trainer.runtime import Runtime
+from trainer.distributed.dense import Replicated
+from trainer.distributed.loss_scale import Step
+from trainer.distributed.optimizer import DenseOptimizerConfig
+from trainer.distributed.parallelize import Parallel, ParallelConfig, parallelize
+from trainer.distributed.precision import Precision, PrecisionConfig
+from trainer.distributed.train_pipeline import Pipeline
+from trainer.runtime.runtime import Runtime
 
 Shards = dict[tuple[str, int, int], Tensor]
 

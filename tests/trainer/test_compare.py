@@ -7,10 +7,10 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from trainer.compare import Answers, main, report
-from trainer.gauc import NO_USER
-from trainer.lines import compared_lines
-from trainer.metrics import Metrics
-from trainer.paired import COMPARED, Rows, area, assess, compare, drift, log_losses, order
+from trainer.metrics.gauc import NO_USER
+from trainer.metrics.metrics import Metrics
+from trainer.metrics.paired import COMPARED, Rows, area, assess, compare, drift, log_losses, order
+from trainer.telemetry.summary_lines import compared_lines
 
 
 def rows(count=4000, noise=1.0, seed=0, users=None) -> Rows:

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from trainer import doctor, probes
+from trainer import doctor
+from trainer.runtime import probes
 
 FITTING = {"torch": "2.13.0+cpu", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}
 

@@ -10,9 +10,9 @@ import pytest
 from tests.support import runs
 from tests.support.runs import DAYS
 from trainer import evaluate
-from trainer.config import load_recipe
+from trainer.checkpoint.layout import complete, read_manifest
+from trainer.config.config import load_recipe
 from trainer.evaluate import choose_rows
-from trainer.manifest import complete, read_manifest
 
 
 def config(**data):

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from embeddings import sharding
-from embeddings.plans import plan_from_dict
+from embeddings.sharding import sharding
+from embeddings.sharding.plans import plan_from_dict
 from tests.support.tiny import SCHEMA
-from trainer.config import load_recipe, write_config
+from trainer.config.config import load_recipe, write_config
 from trainer.plan import main, parse_bytes
 
 
@@ -78,4 +78,4 @@ def test_the_package_of_the_tables_has_the_same_command(
         assert ended.value.code == 0
         printed.append(capsys.readouterr().out)
     assert "on 128 cuda ranks" in printed[0] and printed[0].endswith("everything fits\n")
-    assert printed[1].startswith("usage: python -m embeddings.sharding ")
+    assert printed[1].startswith("usage: python -m embeddings.sharding.sharding ")

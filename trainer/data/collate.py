@@ -18,8 +18,8 @@ import pyarrow as pa
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from embeddings.lifetime import MISSING_ID
-from embeddings.schema import Schema
+from embeddings.schema.lifetime import MISSING_ID
+from embeddings.schema.schema import Schema
 from models.batch import Batch
 from trainer.data.collator import BatchArrays, Collator
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from embeddings.schema import Schema, SparseFeature
+from embeddings.schema.schema import Schema, SparseFeature
 from trainer.data.columns import (
     Lists,
     RowError,

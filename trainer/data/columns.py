@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from embeddings.plain import suggest
-from embeddings.schema import Schema
+from embeddings.schema.plain import suggest
+from embeddings.schema.schema import Schema
 from trainer.data.hashing import hash_strings, is_text
 
 _TRANSFORM_KINDS = {

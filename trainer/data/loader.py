@@ -22,13 +22,13 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Sampler
 
-from embeddings.schema import Schema
+from embeddings.schema.schema import Schema
 from models.batch import Batch
 from trainer.data.collate import assemble, empty_batch, pad_batch
 from trainer.data.counted import Counted
+from trainer.data.files import LogFile
 from trainer.data.order import EpochOrder, Leg, Order, Window
-from trainer.data.parquet import LogFile
-from trainer.data.windows import Block, WindowDataset, unchanged
+from trainer.data.worker import Block, WindowDataset, unchanged
 from trainer.data.workers import dead_workers, end_with_trainer, hidden_main, start_server
 
 

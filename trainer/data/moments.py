@@ -13,9 +13,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from embeddings.schema import Schema
+from embeddings.schema.schema import Schema
 from trainer.data.columns import RowError
-from trainer.data.parquet import LogFile, RowInterval
+from trainer.data.files import LogFile, RowInterval
 from trainer.data.reader import LogReader
 from trainer.data.transforms import dense_matrix
 

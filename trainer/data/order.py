@@ -23,8 +23,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from trainer.data.files import LogFile, RowInterval
 from trainer.data.hashing import permutation
-from trainer.data.parquet import LogFile, RowInterval
 
 Order = Literal["shuffle", "time", "none"]
 

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embeddings.schema import Schema
+from embeddings.schema.schema import Schema
 from trainer.data.columns import RowError, is_list, kind_of, read_lists, to_integers, uses
-from trainer.data.parquet import RowInterval
+from trainer.data.files import RowInterval
 
 _CHUNK_ROWS = 16_384  # decoded at a time
 _READ_AHEAD_BYTES = 1 << 20  # of a column chunk; without it a whole column chunk is held in memory

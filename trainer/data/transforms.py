@@ -15,8 +15,8 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 
-from embeddings.lifetime import MISSING_ID
-from embeddings.schema import DenseFeature, Label, Schema, SparseFeature
+from embeddings.schema.lifetime import MISSING_ID
+from embeddings.schema.schema import DenseFeature, Label, Schema, SparseFeature
 from trainer.data.columns import RowError, read_lists, to_floats, to_integers
 from trainer.data.hashing import to_rows
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver, parent_process
 from typing import Any
 
-_WORKER_MODULE = "trainer.data.windows"
+_WORKER_MODULE = "trainer.data.worker"
 
 
 def start_server() -> None:

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 
-from embeddings.lifetime import DynamicConfig
+from embeddings.schema.lifetime import DynamicConfig
 from models.baselines.dlrm import DLRMConfig
 from models.heads import HeadConfig
 from models.ranking import ModelConfig
 from models.tokens import TokenizerConfig
-from trainer import protocols, schemas
-from trainer.config import TrainConfig
+from trainer.config.config import TrainConfig
+from trainer.recipes import datasets, schemas
 
 
 def demo() -> TrainConfig:
     """DLRM, the baseline, on the generated log: two minutes on 2 cores."""
-    return protocols.demo("dlrm.demo", _model())
+    return datasets.demo("dlrm.demo", _model())
 
 
 def globo() -> TrainConfig:
     """DLRM on Globo's sessions, train 2017-10-01..11, test 2017-10-12."""
-    return protocols.globo("dlrm.globo", _model())
+    return datasets.globo("dlrm.globo", _model())
 
 
 def globo_dynamic() -> TrainConfig:
@@ -35,29 +35,29 @@ def globo_dynamic() -> TrainConfig:
     occurrences alone, and tomorrow's articles would be taken for those (embeddings/README.md).
     """
     dynamic = DynamicConfig(eviction="ttl", ttl_days=3)
-    config = protocols.globo("dlrm.globo_dynamic", _model())
+    config = datasets.globo("dlrm.globo_dynamic", _model())
     return dataclasses.replace(config, schema=schemas.globo(5_676, dynamic))
 
 
 def globo_hashed() -> TrainConfig:
     """DLRM on Globo's sessions, articles hashed into as many rows as there are articles."""
-    config = protocols.globo("dlrm.globo_hashed", _model())
+    config = datasets.globo("dlrm.globo_hashed", _model())
     return dataclasses.replace(config, schema=schemas.globo(22_704))
 
 
 def criteo() -> TrainConfig:
     """DLRM on a Criteo log."""
-    return protocols.criteo("dlrm.criteo", _small())
+    return datasets.criteo("dlrm.criteo", _small())
 
 
 def frappe() -> TrainConfig:
     """DLRM on Frappe's contexts."""
-    return protocols.frappe("dlrm.frappe", _model())
+    return datasets.frappe("dlrm.frappe", _model())
 
 
 def movielens() -> TrainConfig:
     """DLRM on MovieLens-100K."""
-    return protocols.movielens("dlrm.movielens", _small(dropout=0.2))
+    return datasets.movielens("dlrm.movielens", _small(dropout=0.2))
 
 
 def _small(dropout: float = 0.0) -> ModelConfig:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from models.baselines.hstu import HSTUConfig
 from models.ranking import ModelConfig
 from models.tokens import TokenizerConfig
-from trainer import protocols
-from trainer.config import TrainConfig
+from trainer.config.config import TrainConfig
+from trainer.recipes import datasets
 
 
 def demo() -> TrainConfig:
@@ -18,13 +18,13 @@ def demo() -> TrainConfig:
 
     AUC .7532 on one rank (dlrm.demo: .7523; standard error .0031).
     """
-    return protocols.demo("hstu.demo", _model(max_length=20))
+    return datasets.demo("hstu.demo", _model(max_length=20))
 
 
 def globo() -> TrainConfig:
     """HSTU on Globo's sessions, train 2017-10-01..11, test 2017-10-12."""
     fields = ("environment", "deviceGroup", "os", "country", "region")
-    return protocols.globo("hstu.globo", _model(10, stream_fields=fields))
+    return datasets.globo("hstu.globo", _model(10, stream_fields=fields))
 
 
 def _model(max_length: int, stream_fields: tuple[str, ...] = ()) -> ModelConfig:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from models.baselines.onetrans import OneTransConfig
 from models.ranking import ModelConfig
 from models.tokens import TokenizerConfig
-from trainer import protocols
-from trainer.config import TrainConfig
+from trainer.config.config import TrainConfig
+from trainer.recipes import datasets
 
 
 def demo() -> TrainConfig:
@@ -18,13 +18,13 @@ def demo() -> TrainConfig:
 
     AUC .7496 on one rank (dlrm.demo: .7523; standard error .0031).
     """
-    return protocols.demo("onetrans.demo", _model(max_length=20))
+    return datasets.demo("onetrans.demo", _model(max_length=20))
 
 
 def globo() -> TrainConfig:
     """OneTrans on Globo's sessions, train 2017-10-01..11, test 2017-10-12."""
     fields = ("environment", "deviceGroup", "os", "country", "region")
-    return protocols.globo("onetrans.globo", _model(10, stream_fields=fields))
+    return datasets.globo("onetrans.globo", _model(10, stream_fields=fields))
 
 
 def _model(max_length: int, stream_fields: tuple[str, ...] = ()) -> ModelConfig:

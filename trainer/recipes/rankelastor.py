@@ -15,52 +15,52 @@ from __future__ import annotations
 
 import dataclasses
 
-from embeddings.schema import Label, Schema, SparseFeature, Table
+from embeddings.schema.schema import Label, Schema, SparseFeature, Table
 from models.fields import ProjectionConfig
 from models.heads import HeadConfig
-from models.rankelastor import RankElastorConfig
 from models.ranking import ModelConfig
 from models.tokens import TokenizerConfig
-from trainer import protocols, schemas
-from trainer.config import TrainConfig
+from models.towers.rankelastor import RankElastorConfig
+from trainer.config.config import TrainConfig
 from trainer.data.loader import LoaderConfig
-from trainer.optimizer import DenseOptimizerConfig
-from trainer.precision import PrecisionConfig
+from trainer.distributed.optimizer import DenseOptimizerConfig
+from trainer.distributed.precision import PrecisionConfig
+from trainer.recipes import datasets, schemas
 
 
 def demo() -> TrainConfig:
     """RankElastor (the paper's equations) on the generated log: two minutes on 2 cores."""
-    return protocols.demo("rankelastor.demo", _model())
+    return datasets.demo("rankelastor.demo", _model())
 
 
 def demo_code() -> TrainConfig:
     """RankElastor as its authors released it, on the generated log."""
-    return protocols.demo("rankelastor.demo_code", _code_model())
+    return datasets.demo("rankelastor.demo_code", _code_model())
 
 
 def globo() -> TrainConfig:
     """RankElastor on Globo's sessions, train 2017-10-01..11, test 2017-10-12."""
-    return protocols.globo("rankelastor.globo", _model(token_dim=16, depth=1))
+    return datasets.globo("rankelastor.globo", _model(token_dim=16, depth=1))
 
 
 def globo_code() -> TrainConfig:
     """RankElastor as released, on Globo's sessions."""
-    return protocols.globo("rankelastor.globo_code", _code_model(token_dim=16, depth=1))
+    return datasets.globo("rankelastor.globo_code", _code_model(token_dim=16, depth=1))
 
 
 def criteo() -> TrainConfig:
     """RankElastor on a Criteo log, 15 tokens of width 26 as in the paper."""
-    return protocols.criteo("rankelastor.criteo", _model(token_dim=26, num_tokens=15, depth=1))
+    return datasets.criteo("rankelastor.criteo", _model(token_dim=26, num_tokens=15, depth=1))
 
 
 def frappe() -> TrainConfig:
     """RankElastor on Frappe's contexts."""
-    return protocols.frappe("rankelastor.frappe", _model())
+    return datasets.frappe("rankelastor.frappe", _model())
 
 
 def movielens() -> TrainConfig:
     """RankElastor on MovieLens-100K."""
-    return protocols.movielens("rankelastor.movielens", _model(token_dim=16, depth=1))
+    return datasets.movielens("rankelastor.movielens", _model(token_dim=16, depth=1))
 
 
 def criteo_dim10() -> TrainConfig:
@@ -185,7 +185,7 @@ def _released(
     head = HeadConfig(hidden_units=(2 * tokenizer.num_tokens * tokenizer.token_dim,))
     model = ModelConfig(tower=tower, tokenizer=tokenizer, head=head)
     return dataclasses.replace(
-        protocols.frappe(recipe, model),
+        datasets.frappe(recipe, model),
         schema=schema,
         loader=loader,
         dense=DenseOptimizerConfig(learning_rate=learning_rate),

@@ -12,8 +12,8 @@ from __future__ import annotations
 from models.baselines.rankmixer import RankMixerConfig
 from models.ranking import ModelConfig
 from models.tokens import TokenizerConfig
-from trainer import protocols
-from trainer.config import TrainConfig
+from trainer.config.config import TrainConfig
+from trainer.recipes import datasets
 
 
 def demo() -> TrainConfig:
@@ -21,27 +21,27 @@ def demo() -> TrainConfig:
 
     AUC .7526 on one rank (dlrm.demo: .7523; standard error .0031).
     """
-    return protocols.demo("rankmixer.demo", _model(num_slices=13))
+    return datasets.demo("rankmixer.demo", _model(num_slices=13))
 
 
 def globo() -> TrainConfig:
     """RankMixer on Globo's sessions, train 2017-10-01..11, test 2017-10-12."""
-    return protocols.globo("rankmixer.globo", _model(num_slices=13))
+    return datasets.globo("rankmixer.globo", _model(num_slices=13))
 
 
 def criteo() -> TrainConfig:
     """RankMixer on a Criteo log."""
-    return protocols.criteo("rankmixer.criteo", _model(num_slices=16))
+    return datasets.criteo("rankmixer.criteo", _model(num_slices=16))
 
 
 def frappe() -> TrainConfig:
     """RankMixer on Frappe's contexts."""
-    return protocols.frappe("rankmixer.frappe", _model(num_slices=16))
+    return datasets.frappe("rankmixer.frappe", _model(num_slices=16))
 
 
 def movielens() -> TrainConfig:
     """RankMixer on MovieLens-100K."""
-    return protocols.movielens("rankmixer.movielens", _model(num_slices=16))
+    return datasets.movielens("rankmixer.movielens", _model(num_slices=16))
 
 
 def _model(num_slices: int) -> ModelConfig:

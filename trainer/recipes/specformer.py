@@ -10,30 +10,30 @@ import dataclasses
 
 from embeddings.optimizer import SparseOptimizerConfig
 from models.ranking import ModelConfig
-from models.specformer import SpecFormerConfig
 from models.tokens import TokenizerConfig
-from trainer import protocols
-from trainer.config import TrainConfig
+from models.towers.specformer import SpecFormerConfig
+from trainer.config.config import TrainConfig
+from trainer.recipes import datasets
 
 
 def demo() -> TrainConfig:
     """SpecFormer on the generated log: two minutes on 2 cores."""
-    return protocols.demo("specformer.demo", _model())
+    return datasets.demo("specformer.demo", _model())
 
 
 def globo() -> TrainConfig:
     """SpecFormer on Globo's sessions, train 2017-10-01..11, test 2017-10-12."""
-    return protocols.globo("specformer.globo", _model())
+    return datasets.globo("specformer.globo", _model())
 
 
 def criteo() -> TrainConfig:
     """SpecFormer on a Criteo log: its 39 fields and 13 numbers in 13 tokens of several each."""
-    return protocols.criteo("specformer.criteo", _model(token_dim=64, num_tokens=13))
+    return datasets.criteo("specformer.criteo", _model(token_dim=64, num_tokens=13))
 
 
 def frappe() -> TrainConfig:
     """SpecFormer on Frappe's contexts."""
-    return protocols.frappe("specformer.frappe", _model())
+    return datasets.frappe("specformer.frappe", _model())
 
 
 def movielens() -> TrainConfig:
@@ -42,7 +42,7 @@ def movielens() -> TrainConfig:
     It learns from larger batches, and its head drops nothing.
     """
     model = _model(token_dim=64)
-    config = protocols.movielens("specformer.movielens", model)
+    config = datasets.movielens("specformer.movielens", model)
     return dataclasses.replace(
         config,
         model=model,

@@ -9,20 +9,20 @@ from __future__ import annotations
 import dataclasses
 
 from models.ranking import ModelConfig
-from models.tokenformer import TokenFormerConfig
 from models.tokens import TokenizerConfig
-from trainer import protocols
-from trainer.config import TrainConfig
+from models.towers.tokenformer import TokenFormerConfig
+from trainer.config.config import TrainConfig
+from trainer.recipes import datasets
 
 
 def demo() -> TrainConfig:
     """TokenFormer on the generated log, scoring each impression: two minutes on 2 cores."""
-    return protocols.demo("tokenformer.demo", _model(max_length=20))
+    return datasets.demo("tokenformer.demo", _model(max_length=20))
 
 
 def demo_user_centric() -> TrainConfig:
     """TokenFormer on the generated log, learning from every past event's action as well."""
-    return protocols.demo("tokenformer.demo_user_centric", _model(max_length=20, user_centric=True))
+    return datasets.demo("tokenformer.demo_user_centric", _model(max_length=20, user_centric=True))
 
 
 def demo_tiny() -> TrainConfig:
@@ -48,24 +48,24 @@ def demo_large() -> TrainConfig:
 def globo() -> TrainConfig:
     """TokenFormer on Globo's sessions, train 2017-10-01..11, test 2017-10-12."""
     fields = ("environment", "deviceGroup", "os", "country", "region")
-    return protocols.globo("tokenformer.globo", _model(10, stream_fields=fields))
+    return datasets.globo("tokenformer.globo", _model(10, stream_fields=fields))
 
 
 def criteo() -> TrainConfig:
     """TokenFormer on a Criteo log: no history, one full layer, three fields beside the target."""
-    config = protocols.criteo("tokenformer.criteo", _fields_alone(("I1", "I2", "I3"), num_layers=1))
+    config = datasets.criteo("tokenformer.criteo", _fields_alone(("I1", "I2", "I3"), num_layers=1))
     return _faster(config, 4e-3)
 
 
 def frappe() -> TrainConfig:
     """TokenFormer on Frappe's contexts, which have no history."""
-    return protocols.frappe("tokenformer.frappe", _model(max_length=1))
+    return datasets.frappe("tokenformer.frappe", _model(max_length=1))
 
 
 def movielens() -> TrainConfig:
     """TokenFormer on MovieLens-100K, which has no history: two fields beside the target."""
     model = _fields_alone(("gender", "occupation"), num_layers=2)
-    return _faster(protocols.movielens("tokenformer.movielens", model), 2e-3)
+    return _faster(datasets.movielens("tokenformer.movielens", model), 2e-3)
 
 
 def _fields_alone(stream_fields: tuple[str, ...], num_layers: int) -> ModelConfig:
@@ -95,7 +95,7 @@ def _sized(size: str, token_dim: int, num_heads: int, windows: tuple[int, ...]) 
         max_length=20,
     )
     tokenizer = TokenizerConfig(token_dim=token_dim, target_fields="all")
-    return protocols.demo(f"tokenformer.demo_{size}", ModelConfig(tower=tower, tokenizer=tokenizer))
+    return datasets.demo(f"tokenformer.demo_{size}", ModelConfig(tower=tower, tokenizer=tokenizer))
 
 
 def _model(

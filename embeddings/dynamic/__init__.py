@@ -1,0 +1,1 @@
+"""Bounded tables whose rows follow unbounded ids."""

@@ -1,0 +1,1 @@
+"""The declaration of a log: tables, features, labels."""

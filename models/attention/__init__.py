@@ -1,0 +1,1 @@
+"""One attention entry point, its kernels, and ragged or padded streams."""

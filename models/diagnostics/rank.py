@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: MIT
+"""How much of their rank representations use: effective ranks, per layer and module.
+
+The towers exist to keep this high, so it is measured the same way for all of them. `diagnose` runs
+a tower once on a held-out batch with hooks on the modules whose output matters (token mixing,
+attention maps, feed-forwards, layers) and returns plain numbers. It is for evaluations: it
+decomposes every output it looks at, and belongs in no training step.
+
+With p_i = σ_i / Σ σ, the entropy effective rank is exp(-Σ p_i ln p_i); divided by the largest
+possible rank r it is the fractional effective rank (SpecFormer, equations 7-9). The stable rank is
+‖X‖_F² / σ1² (RankElastor), never above the entropy rank. ρ(k) is the share of Σ σ² in the first k
+(equation 6).
+
+Shapes: B examples, T tokens, D token width, P rows, r = min of a matrix's sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.baselines.hstu import HSTULayer
+from models.baselines.rankmixer import RankMixerLayer
+from models.layers import PerTokenFFN, PerTokenGLU, SwiGLU
+from models.towers.interaction import InteractionBlock
+from models.towers.rankelastor import PaperBlock, ReleasedBlock, ReleasedFFN, ResidualMixing
+from models.towers.specformer import SpecFormerLayer
+
+# Modules whose outputs are token matrices worth watching, and what to call them.
+_WATCHED: dict[type[nn.Module], str] = {
+    SpecFormerLayer: "layer",
+    PaperBlock: "layer",
+    ReleasedBlock: "layer",
+    RankMixerLayer: "layer",
+    HSTULayer: "layer",
+    InteractionBlock: "layer",
+    ResidualMixing: "mixing",
+    PerTokenFFN: "ffn",
+    PerTokenGLU: "ffn",
+    ReleasedFFN: "ffn",
+    SwiGLU: "ffn",
+}
+# Modules that are of no type of their own, by the last name of their path.
+_WATCHED_NAMES = {"attention_map": "attention", "mixing_norm": "mixing"}
+# Rows of ragged outputs that enter a measurement; more do not change the picture.
+_MAX_ROWS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecord:
+    """What was measured at one module.
+
+    module: its path in the tower. kind: `layer`, `mixing`, `attention`, `ffn` or `learned`.
+    values: means over the batch of `erank`, `ferank`, `stable_rank`, `rho1` and `rho4`; for
+    `learned` the layer's learned scalars (`tau`, `beta0`, ...). spectrum: ρ(1) to ρ(r), means too;
+    empty for `learned`.
+    """
+
+    module: str
+    kind: str
+    values: dict[str, float]
+    spectrum: tuple[float, ...] = ()
+
+
+def singular_values(matrices: Tensor) -> Tensor:
+    """Return (..., r) float64 singular values of (..., m, n) matrices, largest first.
+
+    Those of a matrix with an element that is not finite are NaN: it is measured, but measures
+    nothing.
+    """
+    matrices = matrices.detach().double()
+    side = matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices
+    finite = matrices.isfinite().flatten(-2).all(-1)[..., None]
+    side = side.masked_fill(~finite[..., None], 0.0)
+    sigma = torch.linalg.eigvalsh(side @ side.mT).flip(-1).clamp_min(0.0).sqrt()
+    return sigma.masked_fill(~finite, torch.nan)
+
+
+def effective_rank(sigma: Tensor) -> Tensor:
+    """Return the entropy effective rank (...) of (..., r) singular values; 0 for a zero matrix."""
+    total = sigma.sum(-1, keepdim=True)
+    p = sigma / total.masked_fill(total == 0, 1.0)
+    return torch.special.entr(p).sum(-1).exp() * (total[..., 0] > 0)
+
+
+def stable_rank(sigma: Tensor) -> Tensor:
+    """Return Σ σ² / σ1² (...) of (..., r) singular values; 0 for a zero matrix."""
+    energy = sigma.square()
+    largest = energy.amax(-1)
+    return energy.sum(-1) / largest.masked_fill(largest == 0, 1.0)
+
+
+def energy_share(sigma: Tensor, k: int) -> Tensor:
+    """Return ρ(k) (...), the share of Σ σ² in the k largest of (..., r) singular values."""
+    energy = sigma.square().sort(dim=-1, descending=True).values
+    total = energy.sum(-1)
+    return energy[..., :k].sum(-1) / total.masked_fill(total == 0, 1.0)
+
+
+def cumulative_spectrum(sigma: Tensor) -> tuple[float, ...]:
+    """Return ρ(1) to ρ(r) of (..., r) singular values, means over (...)."""
+    energy = sigma.square().sort(dim=-1, descending=True).values
+    total = energy.sum(-1, keepdim=True)
+    shares = energy.cumsum(-1) / total.masked_fill(total == 0, 1.0)
+    return tuple(shares.reshape(-1, shares.shape[-1]).mean(0).tolist())
+
+
+def gram_singular_values(gram: Tensor) -> Tensor:
+    """Return (D,) singular values, largest first, of a matrix X from its XᵀX (D, D).
+
+    XᵀX is a sum over rows, so X may lie in pieces anywhere; an embedding table's does.
+    """
+    return torch.linalg.eigvalsh(gram.double()).flip(-1).clamp_min(0.0).sqrt()
+
+
+def gradient_energy(tokens_BTD: Tensor, gradient_BTD: Tensor) -> Tensor:
+    """Return (r,) shares of the gradient's energy along the tokens' left singular vectors.
+
+    With H = U Σ Vᵀ and G = dL/dH of an example, direction i has ‖u_iᵀ G‖² / ‖G‖²; means over the
+    examples that have a gradient. What is left to 1 lies outside the tokens' column space.
+    """
+    left = torch.linalg.svd(tokens_BTD.detach().double(), full_matrices=False).U
+    energy = (left.mT @ gradient_BTD.double()).square().sum(-1)
+    total = gradient_BTD.double().square().sum((-2, -1))
+    return (energy / total[:, None])[total > 0].mean(0)
+
+
+def measure(matrices: Tensor) -> dict[str, float]:
+    """Return `erank`, `ferank`, `stable_rank`, `rho1`, `rho4` of (..., m, n), means over (...)."""
+    return measure_spectrum(singular_values(matrices))
+
+
+def measure_spectrum(sigma: Tensor) -> dict[str, float]:
+    """Return what `measure` does, of (..., r) singular values."""
+    rank = effective_rank(sigma)
+    return {
+        "erank": float(rank.mean()),
+        "ferank": float(rank.mean() / sigma.shape[-1]),
+        "stable_rank": float(stable_rank(sigma).mean()),
+        "rho1": float(energy_share(sigma, 1).mean()),
+        "rho4": float(energy_share(sigma, 4).mean()),
+    }
+
+
+@torch.no_grad()
+def diagnose(tower: nn.Module, inputs: Any) -> list[RankRecord]:
+    """Run `tower` on `inputs` (tokens (B, T, D) or a Stream) and measure it module by module.
+
+    Token matrices (B, T, D) and attention maps (B, T, T) are measured an example at a time; packed
+    rows (P, D) of ragged streams as one matrix over the batch. The tower's mode and weights are
+    unchanged. Returns the inputs' record first where they are tokens, then records in order of
+    execution, then one `learned` record a layer that has learned scalars.
+    """
+    records: list[RankRecord] = []
+    if isinstance(inputs, Tensor):
+        records.append(_record("inputs", "layer", inputs))
+    handles = []
+    was_training = tower.training
+    tower.eval()
+    try:
+        for path, module in tower.named_modules():
+            name = path.rsplit(".", 1)[-1]
+            kind = _WATCHED_NAMES.get(name) or _WATCHED.get(type(module))
+            if kind is not None:
+                handles.append(module.register_forward_hook(_recorder(path, kind, records)))
+        tower(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+        tower.train(was_training)
+    for path, module in tower.named_modules():
+        if isinstance(module, SpecFormerLayer) and module.learned():
+            records.append(RankRecord(module=path, kind="learned", values=module.learned()))
+    return records
+
+
+def _recorder(
+    path: str, kind: str, records: list[RankRecord]
+) -> Callable[[nn.Module, Any, Tensor], None]:
+    """Return a forward hook that appends the measurements of the module's output."""
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+        if isinstance(module, PerTokenGLU):
+            output = output.transpose(0, 1)
+        if output.dim() == 2:
+            output = output[:_MAX_ROWS]
+        if output.numel() and torch.isfinite(output).all():
+            records.append(_record(path, kind, output))
+
+    return hook
+
+
+def _record(path: str, kind: str, matrices: Tensor) -> RankRecord:
+    sigma = singular_values(matrices)
+    return RankRecord(
+        module=path,
+        kind=kind,
+        values=measure_spectrum(sigma),
+        spectrum=cumulative_spectrum(sigma),
+    )

@@ -1,0 +1,1 @@
+"""Spectra of token matrices, softening, and their gradients."""

@@ -1,0 +1,1 @@
+"""The three full-rank towers, each next to its equations."""

@@ -1,0 +1,1 @@
+"""Several epochs under inheritance policies."""

@@ -1,0 +1,1 @@
+"""Raw logs to checked, typed, date-partitioned Parquet."""

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: MIT
+"""Bad rows: one line each in a CSV file, and the rule that decides whether to go on.
+
+The file has file, row (the first data row is 1), column, reason and the value. It is CSV because
+a person reads it; it lies beside the partitions, where no reader of Parquet looks.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.ingestion.parsing import Mask
+from pipelines.ingestion.sources import RawRows
+
+_HEADER = ("file", "row", "column", "reason", "value")
+_VALUE_LENGTH = 100
+_EARLY_ROWS = 100_000
+
+
+class Quarantine:
+    """Collects the bad rows of one run in `folder`.
+
+    policy: `fail` raises at the first bad row; `quarantine` goes on while at most `max_share` of
+    the rows are bad, which is decided at the end, or early after 100,000 bad rows.
+    """
+
+    def __init__(self, folder: Path, policy: str, max_share: float, scope: str = "") -> None:
+        self.policy, self.max_share = policy, max_share
+        self.rows = 0
+        self.reasons: Counter[tuple[str, str]] = Counter()
+        self._folder, self._open = folder, folder / f".open{scope}.csv"
+        self._failed = f"failed{scope}"
+        self._open.unlink(missing_ok=True)
+
+    def add(self, path: str, rows: RawRows, problems: list[tuple[str, Mask, str]]) -> Mask:
+        """Record the malformed rows and the (column, mask, reason) problems; return the bad rows.
+
+        Raises:
+            ValueError: the policy is `fail` and a row is bad.
+        """
+        lines = [(path, row, "", why, _short(text)) for row, why, text in rows.malformed]
+        bad = np.zeros(len(rows.numbers), np.bool_)
+        for column, mask, why in problems:
+            bad |= mask
+            places = np.flatnonzero(mask)
+            values = [""] * len(places)
+            if column in rows.records.schema.names:
+                taken = rows.records.column(column).take(pa.array(places))
+                values = [_text(value) for value in taken]
+            numbers = rows.numbers[places].tolist()
+            lines += [
+                (path, row, column, why, value) for row, value in zip(numbers, values, strict=True)
+            ]
+        if lines:
+            lines.sort(key=lambda line: line[1])
+            self._write(lines)
+        self.rows += len(rows.malformed) + int(np.count_nonzero(bad))
+        return bad
+
+    def check(self, num_rows: int, *, last: bool) -> None:
+        """Stop the run if too many of `num_rows` rows are bad.
+
+        Raises:
+            ValueError: the share of bad rows is above the limit.
+        """
+        if not self.rows or (not last and self.rows < _EARLY_ROWS):
+            return
+        share = self.rows / num_rows
+        if share > self.max_share:
+            kept = self.close(self._failed)
+            raise ValueError(
+                f"{self.rows:,} of {num_rows:,} rows are bad ({share:.2%}), more than "
+                f"--max-bad-share {self.max_share:.2%}; {self.summary()}; all are listed in {kept}"
+            )
+
+    def summary(self, count: int = 3) -> str:
+        """Return the most frequent reasons in words."""
+        most = self.reasons.most_common(count)
+        return ", ".join(f"{column or 'row'}: {why} ({times:,})" for (column, why), times in most)
+
+    def close(self, name: str) -> Path | None:
+        """Give the file its final name; return its path, or None if no row was bad."""
+        if not self._open.exists():
+            return None
+        final = self._folder / f"{name}.csv"
+        os.replace(self._open, final)
+        return final
+
+    def _write(self, lines: list[tuple[str, int, str, str, str]]) -> None:
+        if self.policy == "fail":
+            path, row, column, why, value = lines[0]
+            where = f"column {column!r}: {why}, got {value!r}" if column else f"{why}: {value!r}"
+            raise ValueError(
+                f"{path}, row {row}, {where}; mend the log, or set rows like this aside with "
+                "--on-bad-row quarantine"
+            )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        is_new = not self._open.exists()
+        with self._open.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            if is_new:
+                writer.writerow(_HEADER)
+            writer.writerows(lines)
+        self.reasons.update((column, why) for _, _, column, why, _ in lines)
+
+
+def _text(value: pa.Scalar) -> str:
+    if not value.is_valid:
+        return ""
+    return _short(str(value.as_py()))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _VALUE_LENGTH else text[: _VALUE_LENGTH - 3] + "..."

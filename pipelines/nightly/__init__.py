@@ -1,0 +1,1 @@
+"""Nightly retraining: discover, train, compare, promote or refuse."""

@@ -1,0 +1,1 @@
+"""Stages, locks, launched processes and their status."""

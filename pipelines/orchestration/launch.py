@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: MIT
+"""Start the trainer's commands as processes, show what they print, keep it, and try again.
+
+Pipelines compute nothing themselves: a stage that trains or evaluates starts the same command that
+a person would, and shows it. What the command prints goes to the console and into a file beside its
+results. A command does not outlive a pipeline that is killed: it is asked to end (SIGTERM), which a
+training does at its next step, with a checkpoint; who runs the pipeline again waits for that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import itertools
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipelines.orchestration.stage import StageError
+
+LOG = "log.txt"
+_KEPT_LINES = 200
+# What a training says whose folder has not been left yet by the one before, and how long to wait.
+_BUSY, _BUSY_SECONDS, _BUSY_PAUSE = "another process trains in this folder", 120.0, 2.0
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """How processes are started.
+
+    launcher: `torchrun` on this machine; `torchx` through deploy/components.py.
+    topology: NODESxPROCESSES; torchrun takes one node.
+    scheduler: of torchx.
+    retries: of a command that failed; a training goes on from its newest checkpoint.
+    pause_seconds: before the first retry; doubled before each further one.
+    """
+
+    launcher: Literal["torchrun", "torchx"] = "torchrun"
+    topology: str = "1x1"
+    scheduler: str = "local_cwd"
+    retries: int = 0
+    pause_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", self.topology)
+        if not match:
+            raise ValueError(
+                f"-j: expected NODESxPROCESSES such as 1x2, each at least 1, got {self.topology!r}"
+            )
+        if self.launcher == "torchrun" and match[1] != "1":
+            raise ValueError(
+                f"-j: torchrun starts one node from here, got {self.topology!r}; use --launcher "
+                "torchx"
+            )
+        if self.retries < 0 or self.pause_seconds < 0:
+            raise ValueError(
+                f"--retries: expected numbers >= 0, got {self.retries} and {self.pause_seconds} s"
+            )
+
+    def train(self, recipe: str, output: Path, overrides: Sequence[str]) -> list[str]:
+        """Return the command that trains `recipe` into `output`."""
+        if self.launcher == "torchrun":
+            words = (recipe, "--output", str(output), *overrides)
+            return [*self._python(), "-m", "trainer.train", *words]
+        return [
+            str(Path(sys.executable).with_name("torchx")),
+            *("run", "-s", self.scheduler, "deploy/components.py:train"),
+            *("--recipe", recipe, "--output", str(output), "-j", self.topology),
+            *("--", *overrides),
+        ]
+
+    def evaluate(self, run: Path, data: str, days: str, rows: str = "") -> list[str]:
+        """Return the command that evaluates the newest checkpoint of `run` on part of a log."""
+        words = (str(run), "--data", data, *(("--rows", rows) if rows else ("--days", days)))
+        return [sys.executable, "-m", "trainer.evaluate", *words]
+
+    def compare(self, models: Sequence[Path], data: str, days: str, replicates: int) -> list[str]:
+        """Return the command that compares one or two models on the same days of a log."""
+        words = (*map(str, models), "--data", data, "--days", days, "--replicates", str(replicates))
+        return [sys.executable, "-m", "trainer.compare", *words]
+
+    def _python(self) -> list[str]:
+        processes = self.topology.partition("x")[2]
+        if processes == "1":
+            return [sys.executable]
+        words = ("--standalone", "--nnodes", "1", "--nproc-per-node", processes)
+        return [sys.executable, "-m", "torch.distributed.run", *words]
+
+    def start(
+        self, command: Sequence[str], log: Path, say: Callable[[str], None], answers: bool = False
+    ) -> str:
+        """Run `command`, again where that may help; return what it wrote to standard output.
+
+        log: file to add all of its output to.
+        answers: whether its standard output is an answer, which is not shown.
+
+        Raises:
+            ValueError: the command says that its configuration or data are wrong (exit code 2).
+            StageError: it failed otherwise, every time.
+        """
+        attempt, pause, waited = 0, self.pause_seconds, 0.0
+        while True:
+            say(f"$ {shlex.join(['python', *command[1:]])}")
+            code, output, printed = _stream(command, log, say, answers)
+            if code == 0:
+                return output
+            if _BUSY in printed and waited < _BUSY_SECONDS:
+                say(f"the training of a run that was killed is ending; waiting {_BUSY_PAUSE:g} s")
+                time.sleep(_BUSY_PAUSE)
+                waited += _BUSY_PAUSE
+                continue
+            # torchrun ends with code 1 whatever its processes end with; its summary has theirs.
+            if code == 2 or re.search(r"exitcode\s*: 2\b", printed):
+                raise ValueError(_reason(printed))
+            if attempt == self.retries:
+                raise StageError(f"{_name(command)} ended with code {code}: {_reason(printed)}")
+            say(f"ended with code {code}; trying again in {pause:g} s")
+            time.sleep(pause)
+            attempt, pause = attempt + 1, 2 * pause
+
+
+def add_options(parser: argparse.ArgumentParser, retries: int = 0) -> None:
+    """Add the options that `from_options` reads."""
+    add, default = parser.add_argument_group("processes").add_argument, LaunchConfig()
+    launchers = f"torchrun or torchx (default: {default.launcher})"
+    add("--launcher", default=default.launcher, choices=("torchrun", "torchx"), help=launchers)
+    topology = f"NODESxPROCESSES of a training (default: {default.topology})"
+    add("-j", dest="topology", default=default.topology, metavar="NxM", help=topology)
+    scheduler = f"of torchx (default: {default.scheduler})"
+    add("--scheduler", default=default.scheduler, metavar="NAME", help=scheduler)
+    add("--retries", type=int, default=retries, help=f"of a failed command (default: {retries})")
+
+
+def from_options(options: argparse.Namespace) -> LaunchConfig:
+    """Return what the options of `add_options` say."""
+    return LaunchConfig(
+        launcher=options.launcher,
+        topology=options.topology,
+        scheduler=options.scheduler,
+        retries=options.retries,
+    )
+
+
+def _stream(
+    command: Sequence[str], log: Path, say: Callable[[str], None], answers: bool
+) -> tuple[int, str, str]:
+    """Run a command; return its exit code, its standard output, and the last of all it printed."""
+    last: deque[str] = deque(maxlen=_KEPT_LINES)
+    with (
+        log.open("a", encoding="utf-8") as file,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            preexec_fn=_end_with_parent if _LIBC else None,
+        ) as process,
+    ):
+        assert process.stdout is not None and process.stderr is not None
+        output: list[str] = []
+
+        def read_output(lines: Iterable[str]) -> None:
+            for line in lines:
+                output.append(line)
+                if not answers:
+                    show(line)
+
+        def show(line: str) -> None:
+            last.append(line)
+            file.write(line)
+            file.flush()
+            say(line.rstrip())
+
+        reader = threading.Thread(target=read_output, args=(process.stdout,))
+        reader.start()
+        for line in process.stderr:
+            show(line)
+        reader.join()
+    return process.returncode, "".join(output), "".join(last)
+
+
+def _end_with_parent() -> None:
+    """Let the system ask this process to end when the one that started it is gone."""
+    assert _LIBC is not None
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _reason(printed: str) -> str:
+    """Return a command's own words on why it failed, or the last that it said."""
+    errors = re.findall(r"^.*?\berror: (.+)$", printed, re.MULTILINE)
+    lines = [line for line in printed.splitlines() if line.strip()]
+    return errors[0] if errors else lines[-1].strip() if lines else "it said nothing"
+
+
+def _name(command: Sequence[str]) -> str:
+    """Return what a command runs: the module that comes last after -m, or its second word."""
+    modules = [word for before, word in itertools.pairwise(command) if before == "-m"]
+    return modules[-1] if modules else " ".join(command[1:3])

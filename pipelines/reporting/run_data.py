@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: MIT
+"""What the folders of finished or unfinished runs hold, and how their numbers are written.
+
+Reading is forgiving where a run may have been cut short (a missing file is a note) and strict where
+the caller is wrong (a path that holds no run).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+DASH = "–"
+# Any of these makes a folder a run's.
+_FILES = ("config.json", "metrics.json", "curves.jsonl")
+_NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a run's folder holds; notes say what it lacks."""
+
+    name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tower(self) -> str:
+        """Name of the tower, or a dash."""
+        tower = self.config.get("model", {}).get("tower", {})
+        return str(tower.get("type", DASH)).removesuffix("Config") or DASH
+
+    @property
+    def gap(self) -> float | None:
+        """AUC that is still missing to the known ceiling, or None."""
+        ceiling, auc = self.metrics.get("ceiling_auc"), self.metrics.get("auc")
+        return None if ceiling is None or auc is None else ceiling - auc
+
+    @property
+    def auc_error(self) -> float | None:
+        """Standard error of the AUC, or None.
+
+        DeLong's estimate as the evaluation measured it (`trainer/metrics/auc.py`); of metrics
+        without it, that of Hanley and McNeil (1982) from the counts of positives P and negatives N,
+        var A = (A (1 - A) + (P - 1) (A / (2 - A) - A²) + (N - 1) (2 A² / (1 + A) - A²)) / (P N).
+        """
+        names = ("auc_standard_error", "auc", "rows", "label_mean")
+        measured, auc, rows, rate = (self.metrics.get(name) for name in names)
+        if is_number(measured):
+            return float(measured)
+        if not (is_number(auc) and is_number(rows) and is_number(rate) and 0 < rate < 1):
+            return None
+        positives, negatives = rows * rate, rows * (1 - rate)
+        variance = auc * (1 - auc)
+        variance += max(positives - 1, 0.0) * (auc / (2 - auc) - auc**2)
+        variance += max(negatives - 1, 0.0) * (2 * auc**2 / (1 + auc) - auc**2)
+        return math.sqrt(max(variance, 0.0) / (positives * negatives))
+
+    @property
+    def no_gauc(self) -> str:
+        """Why there is no GAUC, in words; nothing if there is one, or no evaluation."""
+        if not self.metrics or is_number(self.metrics.get("gauc")):
+            return ""
+        schema = self.config.get("schema")
+        if isinstance(schema, dict) and not schema.get("user"):
+            return "this log has no user column (its schema names no user)"
+        return "no user of the test rows has both positives and negatives"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the summary: how to get its value and how to write it."""
+
+    name: str
+    hint: str
+    get: Callable[[Run], Any]
+    form: str = ".4f"
+
+
+def _metric(key: str) -> Callable[[Run], Any]:
+    return lambda run: run.metrics.get(key)
+
+
+COLUMNS = (
+    Column("AUC", "Area under the ROC curve", _metric("auc")),
+    Column("± s.e.", "Standard error of the AUC", lambda run: run.auc_error),
+    Column("Ceiling", "AUC of the labels' true probabilities", _metric("ceiling_auc")),
+    Column("To ceiling", "AUC missing to the known ceiling", lambda run: run.gap),
+    Column("GAUC", "AUC within users, by weight", _metric("gauc")),
+    Column("Logloss", "Mean cross-entropy, nats", _metric("logloss")),
+    Column("NE", "Logloss over the base rate's entropy", _metric("ne")),
+    Column("Calibration", "Predicted over observed positives", _metric("calibration")),
+    Column("Tower", "Model tower", lambda run: run.tower),
+    Column("Rows/s", "Trained, all ranks", _metric("rows_per_second"), form=",.0f"),
+    Column("Input wait", "Share of the training time", _metric("input_wait"), form=".1%"),
+    Column("Ranks", "Processes that trained", _metric("world_size"), form=",.0f"),
+    Column("Test rows", "Examples evaluated", _metric("rows"), form=",.0f"),
+)
+
+
+def read_run(path: Path, name: str) -> Run:
+    """Read a run's folder.
+
+    Raises:
+        ValueError: `path` is not a folder, or holds none of a run's files.
+    """
+    _check_is_run(path)
+    notes: list[str] = []
+    run = Run(
+        name=name,
+        config=_read(path / "config.json", dict, notes, True),
+        metrics=_read(path / "metrics.json", dict, notes, True),
+        curve=_read(path / "curves.jsonl", list, notes, True),
+        evaluations=_read(path / "evaluations.jsonl", list, notes, False),
+        ranks=_read(path / "ranks.json", list, notes, False),
+        tables=_read(path / "tables.jsonl", list, notes, False),
+        evaluation=_read(path / "evaluation.json", dict, notes, False),
+        folder=path,
+    )
+    return dataclasses.replace(run, notes=tuple(notes))
+
+
+def _check_is_run(path: Path) -> None:
+    """Raise a ValueError that says what is there instead of a run, and where runs are near."""
+    if _is_run(path):
+        return
+    expected = f"expected the folder of a run, with {', '.join(_FILES[:-1])} or {_FILES[-1]}"
+    if path.is_dir():
+        names = sorted(one.name + "/" * one.is_dir() for one in path.iterdir())
+        there = f"a folder with {_listed(names)}" if names else "an empty folder"
+        near = path
+    else:
+        there = "a file" if path.exists() else "nothing of that name"
+        near = path.parent
+    runs = sorted(str(one) for one in near.iterdir() if _is_run(one)) if near.is_dir() else []
+    nights = sorted(path.glob("nights/????-??-??"))
+    way_out = "pass what trainer.train was given as --output"
+    if nights:
+        way_out = f"each night has a page of its own, the last {nights[-1]}"
+    elif runs:
+        way_out = f"runs are in {_listed(runs)}"
+    raise ValueError(f"{path}: {expected}, got {there}; {way_out}")
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in _FILES)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _read(path: Path, kind: type, notes: list[str], needed: bool) -> Any:
+    """Return what a JSON or JSON lines file holds, or an empty `kind` and a note of why."""
+    if not path.exists():
+        if needed:
+            notes.append(f"{path.name} is missing")
+        return kind()
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".jsonl":
+            # A line without its end is one that a crash cut short.
+            text = "[" + ",".join(text[: text.rfind("\n") + 1].splitlines()) + "]"
+        value = json.loads(text)
+    except ValueError as error:
+        notes.append(f"{path.name} cannot be read ({error})")
+        return kind()
+    if not isinstance(value, kind):
+        notes.append(f"{path.name}: expected a {kind.__name__}, got a {type(value).__name__}")
+        return kind()
+    return [one for one in value if isinstance(one, dict)] if kind is list else value
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read runs; folders of the same name are told apart by their whole path."""
+    paths = [Path(path) for path in paths]
+    names = [path.resolve().name for path in paths]
+    return [
+        read_run(path, name if names.count(name) == 1 else str(path))
+        for path, name in zip(paths, names, strict=True)
+    ]
+
+
+def written(value: Any, form: str = ".4f") -> str:
+    """Return a number in `form`, text as it is, lists by element, and a dash for nothing."""
+    if isinstance(value, list | tuple):
+        return ", ".join(written(item, form) for item in value)
+    if is_number(value):
+        return format(value, "," if isinstance(value, int) and "%" not in form else form)
+    return DASH if value is None or isinstance(value, float) else str(value)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether `value` is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

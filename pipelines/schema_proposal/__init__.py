@@ -1,0 +1,1 @@
+"""A schema proposed from a sample of a log."""

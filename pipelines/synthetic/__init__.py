@@ -1,0 +1,1 @@
+"""Generated click logs with a known best AUC."""

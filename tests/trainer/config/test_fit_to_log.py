@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""What a recipe does with a log that it was not written for."""
+
+import dataclasses
+import json
+
+import pytest
+
+from embeddings.schema.schema import Label, Schema, SparseFeature, Table
+from trainer.config.config import DataConfig, load_recipe
+from trainer.config.fit_to_log import choose_split, fit_recipe
+
+SCHEMA = Schema(
+    tables=(Table(name="a", num_embeddings=50, embedding_dim=8),),
+    sparse=(
+        SparseFeature(name="a", table="a"),
+        SparseFeature(name="past", table="a", kind="sequence", history="h", max_length=33),
+    ),
+    labels=(Label(name="y"),),
+)
+
+
+@pytest.fixture
+def days(tmp_path):
+    for day in ("05-01", "05-02", "05-04"):
+        (tmp_path / f"dt=2026-{day}").mkdir()
+        (tmp_path / f"dt=2026-{day}" / "a.parquet").touch()
+    return tmp_path
+
+
+def split(path, recipe="dlrm.demo", output=None, **chosen):
+    config = load_recipe(recipe)
+    own = config.data
+    config = dataclasses.replace(config, data=dataclasses.replace(own, path=str(path), **chosen))
+    found, note = choose_split(config, own, output or path / "run")
+    data = found.data
+    return (data.train_days, data.test_days, data.train_rows, data.test_rows), note
+
+
+def test_the_last_day_tests_where_the_log_has_none_of_the_recipes_days(days):
+    chosen, note = split(days)
+    assert chosen == ("2026-05-01:2026-05-02", "2026-05-04", "", "")
+    assert "2026-01-01:2026-01-03" in note
+
+
+def test_the_last_fifth_tests_where_there_are_no_days(tmp_path):
+    (tmp_path / "a.parquet").touch()
+    assert split(tmp_path)[0] == ("", "", "0:0.8", "0.8:1")
+    assert split(tmp_path, "dlrm.frappe")[0] == ("", "", "0:0.8", "0.8:1")
+
+
+@pytest.mark.parametrize(
+    ("said", "chosen"),
+    [
+        ({"train_days": "2026-05-01"}, ("2026-05-01", "2026-05-02", "", "")),
+        ({"test_days": "2026-05-02"}, ("2026-05-01:2026-05-01", "2026-05-02", "", "")),
+        ({"train_rows": "0:0.6"}, ("", "", "0:0.6", "0.6:1")),
+        ({"test_rows": "0.9:1"}, ("", "", "0:0.9", "0.9:1")),
+    ],
+)
+def test_half_a_choice_is_completed(days, said, chosen):
+    assert split(days, "dlrm.frappe", **said)[0] == chosen
+
+
+def test_a_choice_is_left_alone(days):
+    said = {"train_days": "2026-05-01", "test_days": "2026-05-04"}
+    assert split(days, **said) == (("2026-05-01", "2026-05-04", "", ""), "")
+    # The user's own days are not given up, even if the log has none of them: that is an error.
+    wrong = {"train_days": "2026-06-01", "test_days": "2026-06-02"}
+    assert split(days, **wrong)[0][:2] == ("2026-06-01", "2026-06-02")
+    assert split(days, "dlrm.frappe", allow_overlap=True)[1] == ""
+
+
+def test_a_recipe_whose_days_are_there_keeps_them(tmp_path):
+    for day in ("01", "02", "03", "04", "05"):
+        (tmp_path / f"dt=2026-01-{day}").mkdir()
+        (tmp_path / f"dt=2026-01-{day}" / "a.parquet").touch()
+    assert split(tmp_path)[0][:2] == ("2026-01-01:2026-01-03", "2026-01-04")
+
+
+def test_a_run_that_has_begun_keeps_its_days_when_others_have_come(days):
+    output = days / "run"
+    output.mkdir()
+    begun = DataConfig(path=str(days), train_days="2026-05-01", test_days="2026-05-02")
+    (output / "config.json").write_text(json.dumps({"data": dataclasses.asdict(begun)}))
+    assert split(days, output=output)[0] == ("2026-05-01", "2026-05-02", "", "")
+
+
+def test_settings_of_columns_that_the_schema_lacks_are_dropped():
+    globo = load_recipe("tokenformer.globo")
+    assert globo.sparse.table_learning_rates
+    assert globo.model.tokenizer.stream_fields
+    fitted = fit_recipe(globo, SCHEMA)
+    assert fitted.schema == SCHEMA
+    assert not fitted.sparse.table_learning_rates
+    assert not fitted.model.tokenizer.stream_fields
+    assert fitted.model.tower.max_length == 33

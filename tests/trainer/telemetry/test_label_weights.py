@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT
+"""Examples without weight do not train silently: the label and its columns are named."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from embeddings.schema.schema import Label
+from trainer.telemetry.alerts import LabelWeights
+
+LABELS = (Label(name="click", weight="seconds"), Label(name="like", column="liked"))
+
+
+@pytest.fixture
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def add(weights: LabelWeights, *rows: tuple[float, float]) -> None:
+    weights.add(torch.tensor(rows))
+
+
+def test_a_label_without_weight_in_a_whole_interval_rings_once_and_again_after_it_was_back(group):
+    weights = LabelWeights(LABELS, group)
+    add(weights, (1, 0), (2, 0))
+    add(weights, (0, 0))
+    (message,) = weights.interval(2)
+    assert "ALARM no_weight at step 2: label 'like': every example of steps 1 to 2 " in message
+    assert "its column 'liked' is null" in message
+    add(weights, (1, 0))
+    assert weights.interval(4) == []
+    add(weights, (1, 1))
+    assert weights.interval(6) == []
+    add(weights, (0, 1))
+    (message,) = weights.interval(8)
+    assert "label 'click': every example of steps 7 to 8" in message
+    assert "its weight column 'seconds' is 0, or its column 'click' null" in message
+    assert weights.first_steps == {"no_weight": 2}
+    weights.check_epoch(8)
+    assert weights.interval(8) == [], "nothing was added"
+
+
+def test_an_epoch_without_any_weight_is_an_error_that_names_every_column(group):
+    weights = LabelWeights(LABELS, group)
+    add(weights, (1, 1))
+    weights.interval(3)
+    weights.begin_epoch(3)
+    add(weights, (0, 0))
+    weights.interval(6)
+    with pytest.raises(ValueError, match=r"'click'.*steps 4 to 6 .*'seconds'.*'like'.*'liked'"):
+        weights.check_epoch(6)
+    weights.begin_epoch(6)
+    weights.check_epoch(6)
+
+
+@pytest.mark.dist
+def test_weight_on_one_rank_is_enough(processes):
+    assert processes.run(_alarms) == [1, 1]
+
+
+def _alarms(runtime) -> int:
+    """Return how many of two labels are without weight where rank 1 has some of the first."""
+    weights = LabelWeights(LABELS, runtime.group)
+    add(weights, (float(runtime.rank), 0.0))
+    return len(weights.interval(1))

@@ -1,0 +1,1 @@
+"""Checkpoints that are complete or absent: written, listed, kept, read."""

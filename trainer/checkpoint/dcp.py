@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: MIT
+"""Sharded checkpoints that are complete or absent.
+
+Every rank writes its shards through `torch.distributed.checkpoint` where nobody looks; when all are
+written, rank 0 adds `manifest.json`, and with it the checkpoint exists: on a disk by renaming a
+temporary folder, behind a URL by writing that one object last. A crash at any moment leaves either
+a complete `step-N` or something that nothing reads.
+
+The manifest holds the size and checksum of each file, which loading compares: a disk or a copy that
+loses or changes bytes is named, and nothing is trained from garbage. The manifest has one, too.
+
+Only tensors go through torch.distributed.checkpoint; everything else is JSON in the manifest, so
+that loading never unpickles values.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlanner
+
+from trainer.checkpoint.dcp_index import INDEX, Reader, Writer, describe_damage
+from trainer.checkpoint.layout import commit, data_folder, discard, draft, read_manifest
+from trainer.checkpoint.storage import Folder, locate
+from trainer.runtime.runtime import RunError
+
+Value = TypeVar("Value")
+Group = dist.ProcessGroup | None
+
+
+def save(
+    tensors: Mapping[str, Any],
+    directory: Folder,
+    step: int,
+    manifest: dict[str, Any],
+    group: Group = None,
+) -> Folder:
+    """Write a checkpoint of `step` on all ranks and return its folder, which exists once complete.
+
+    tensors: nested mappings of tensors and sharded tensors; a rank adds its own under keys that
+      name it.
+    manifest: JSON data written by rank 0 beside the shards.
+    group: of all ranks, if not the default one: another thread may be using that.
+
+    Raises:
+        RunError: a rank could not write; the same on all ranks, and nothing of it is left.
+    """
+    target = directory / f"step-{step}"
+    place = locate(_on_first(lambda: str(draft(target)), target, group))
+    writer = Writer(place)
+    try:
+        index = state_dict_saver.save(dict(tensors), storage_writer=writer, process_group=group)
+    except CheckpointException as error:
+        _on_first(lambda: discard(place), target, group)
+        rank, cause = next(iter(error.failures.items()))
+        raise RunError(_failed(target, f"rank {rank}: {cause[0]}")) from error
+    parts = _gather(writer.fs.written, group)
+    content = {
+        **manifest,
+        "step": step,
+        "world_size": _world_size(),
+        "versions": {name: importlib.metadata.version(name) for name in ("torch", "torchrec")},
+        "dtypes": _dtypes(index) if _rank() == 0 else {},
+        "files": {name: value for part in parts for name, value in sorted(part.items())},
+    }
+    _on_first(lambda: commit(place, target, content), target, group)
+    return target
+
+
+def load(tensors: Mapping[str, Any], path: Folder, planner: LoadPlanner | None = None) -> None:
+    """Fill `tensors` in place from the checkpoint at `path`, at any world size. Collective.
+
+    planner: of what to read where, if not whole tensors by their names.
+
+    Raises:
+        ValueError: the checkpoint lacks a tensor that is asked for or holds it in another dtype,
+            its index is not one, or a file of it is missing or damaged; the same on all ranks.
+    """
+    reader = Reader(path)
+    held = reader.read_metadata().state_dict_metadata
+    asked = dict(flatten(tensors))
+    missing = sorted(set(asked) - set(held))
+    if missing:
+        raise ValueError(
+            f"{path}: lacks {len(missing)} of the tensors asked for, the first is {missing[0]!r}; "
+            "the checkpoint is of another model or plan (compare its config.json)"
+        )
+    for name, tensor in asked.items():
+        properties: Any = getattr(held[name], "properties", None)
+        if properties is not None and properties.dtype != _dtype(tensor):
+            raise ValueError(
+                f"{path}: tensor {name!r}: expected {_dtype(tensor)}, got {properties.dtype}; the "
+                "checkpoint is of another number format"
+            )
+    _verify(path)
+    try:
+        with warnings.catch_warnings():
+            # torch asks each ShardedTensor, which TorchRec's tables are, for its device and size,
+            # and warns of its own questions.
+            warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
+            state_dict_loader.load(dict(tensors), storage_reader=reader, planner=planner)
+    except CheckpointException as error:
+        raise ValueError(f"{path}: cannot be read ({error}); use an older checkpoint") from error
+
+
+def tensor_names(path: Folder) -> set[str]:
+    """Return the names of all tensors in the checkpoint at `path`."""
+    return set(Reader(path).read_metadata().state_dict_metadata)
+
+
+def tensor_sizes(path: Folder) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every tensor in the checkpoint at `path`."""
+    held = Reader(path).read_metadata().state_dict_metadata
+    return {name: tuple(getattr(entry, "size", ())) for name, entry in held.items()}
+
+
+def flatten(tensors: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested tensors under the names that a checkpoint gives them."""
+    for key, value in tensors.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]
+) -> dict[str, dict[str, Tensor]]:
+    """Return a dense optimizer's state by parameter name, creating what a first step would create.
+
+    Raises:
+        RuntimeError: the optimizer keeps a state whose start is not zero.
+    """
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in parameters.items():
+        state = optimizer.state[parameter]
+        if not state:
+            if not isinstance(optimizer, torch.optim.AdamW | torch.optim.Adam):
+                raise RuntimeError(
+                    "checkpoint: expected Adam or AdamW as the dense optimizer, got "
+                    f"{type(optimizer).__name__}"
+                )
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        found[name] = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    return found
+
+
+def _verify(path: Folder) -> None:
+    """Compare the files at `path` with the manifest's checksums; each rank reads its share."""
+    manifest = read_manifest(path)
+    expected, place = manifest["files"], data_folder(path, manifest)
+    damaged = []
+    for name in sorted(set(expected) - {INDEX})[_rank() :: _world_size()]:
+        try:
+            found = _checksum(place / name)
+        except OSError as error:
+            damaged.append(f"{place / name}: cannot be read ({error.strerror or error})")
+            continue
+        if found != expected[name]:
+            damaged.append(describe_damage(place / name, expected[name], found))
+    damaged = [message for part in _gather(damaged) for message in part]
+    if damaged:
+        raise ValueError(
+            f"{'; '.join(damaged[:3])}; remove {path} to go on from an older checkpoint"
+        )
+
+
+def _checksum(path: Folder) -> list[int]:
+    """Return a file's number of bytes and their CRC-32."""
+    size = checksum = 0
+    with path.open("rb") as file:
+        while part := file.read(1 << 22):
+            size, checksum = size + len(part), zlib.crc32(part, checksum)
+    return [size, checksum]
+
+
+def _dtypes(index: Metadata) -> dict[str, int]:
+    """Return how many tensors have which dtype."""
+    entries: list[Any] = list(index.state_dict_metadata.values())
+    names = (str(entry.properties.dtype).removeprefix("torch.") for entry in entries)
+    return dict(sorted(Counter(names).items()))
+
+
+def _dtype(tensor: Any) -> torch.dtype:
+    """Return the dtype of a tensor, sharded or not."""
+    sharded = isinstance(tensor, ShardedTensor)
+    return tensor.metadata().tensor_properties.dtype if sharded else tensor.dtype
+
+
+def _on_first(work: Callable[[], Value], target: Folder, group: Group) -> Value:
+    """Let rank 0 do `work`; return its result on all ranks, or raise a RunError on all."""
+    answer: list[Any] = [None, ""]
+    if _rank() == 0:
+        try:
+            answer[0] = work()
+        except Exception as error:  # of any file system; the others must not wait for ever
+            answer[1] = str(error) or type(error).__name__
+    if dist.is_initialized():
+        dist.broadcast_object_list(answer, group=group, group_src=0)
+    if answer[1]:
+        raise RunError(_failed(target, answer[1]))
+    return answer[0]
+
+
+def _failed(target: Folder, cause: str) -> str:
+    return f"{target}: the checkpoint cannot be written ({cause})"
+
+
+def _gather(value: Any, group: Group = None) -> list[Any]:
+    """Return every rank's `value`, on all ranks."""
+    if not dist.is_initialized():
+        return [value]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value, group=group)
+    return found
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1

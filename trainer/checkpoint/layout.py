@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: MIT
+"""The folder of a run's checkpoints: which are complete, and what they say of themselves.
+
+A checkpoint is a folder `step-N` with a manifest in it. On a disk everything else carries a name
+that begins with a dot and is nobody's checkpoint, with one exception: `.step-N.replaced` stands in
+for a step that was being written again when the process died, so that there is a complete
+checkpoint at every moment, also where only one is kept.
+
+  .step-N.incomplete  being written       .step-N.replaced  the earlier step-N, until the new one is
+  .step-N.removed     being removed                         in its place
+
+Behind a URL nothing can be renamed in one step. There the files lie in `step-N/data-TOKEN/`, the
+manifest, written last and in one step, names that folder, and writing a step again replaces the
+manifest alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import uuid
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.storage import Folder, RemotePath, sync_folder, write_durably
+
+MANIFEST = "manifest.json"
+# What `checkpoint.save` adds to every manifest, and what a run needs to go on from it.
+SAVED: dict[str, type | tuple[type, ...]] = {"step": int, "world_size": int, "files": dict}
+RUN: dict[str, type | tuple[type, ...]] = {
+    **SAVED,
+    "rows": int,
+    "epoch": int,
+    "position": (dict, type(None)),
+    "train_seconds": (int, float),
+    "wait_seconds": (int, float),
+    "padded_rows": int,
+    "out_of_range": dict,
+    "precision": dict,
+    "ranks": list,
+    "config": dict,
+    "families": dict,
+    "schema_fingerprint": str,
+    "config_fingerprint": str,
+    "routing_fingerprint": str,
+    "telemetry": dict,
+    "weights": dict,
+    "dynamic_tables": dict,
+}
+_NAME = re.compile(r"step-(\d+)|\.step-(\d+)\.replaced")
+_SHOWN = 5
+_DATA = "data-"
+_SEAL = "checksum"
+
+
+def complete(directory: Folder) -> list[Any]:
+    """Return the complete checkpoints below `directory`, oldest first, as paths of its kind."""
+    found: dict[int, Folder] = {}
+    # Sorted, so that `step-N` comes after `.step-N.replaced` and takes its place.
+    for path in _entries(directory):
+        match = _NAME.fullmatch(path.name)
+        if match and (path / MANIFEST).is_file():
+            found[int(match[1] or match[2])] = path
+    return [found[step] for step in sorted(found)]
+
+
+def draft(target: Folder) -> Folder:
+    """Make the folder in which the files of the checkpoint `target` are written. On one rank."""
+    if isinstance(target, RemotePath):
+        return target / f"{_DATA}{uuid.uuid4().hex[:12]}"
+    temporary = target.with_name(f".{target.name}.incomplete")
+    _remove(temporary)
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def commit(place: Folder, target: Folder, content: Mapping[str, Any]) -> None:
+    """Write the manifest of what `draft` has given and make it the checkpoint. On one rank.
+
+    Raises:
+        OSError: it could not be written; then `place` is gone.
+    """
+    if isinstance(target, RemotePath):
+        write_durably(target / MANIFEST, _seal({**content, "data": place.name}))
+        _remove_other_data(target, place.name)
+        return
+    assert isinstance(place, Path)
+    try:
+        write_durably(place / MANIFEST, _seal(content))
+        sync_folder(place)
+    except OSError:
+        discard(place)
+        raise
+    replaced = target.with_name(f".{target.name}.replaced")
+    if (target / MANIFEST).is_file():
+        _remove(replaced)
+        target.rename(replaced)
+    _remove(target)
+    place.rename(target)
+    sync_folder(target.parent)
+    _remove(replaced)
+
+
+def discard(place: Folder) -> None:
+    """Remove what `draft` has given, as far as that is possible. On one rank."""
+    with contextlib.suppress(OSError):
+        _remove(place)
+
+
+def remove(path: Folder) -> None:
+    """Remove a checkpoint so that half of it never looks like one. On one rank."""
+    if isinstance(path, RemotePath):
+        (path / MANIFEST).unlink()
+        _remove(path)
+        return
+    removed = path.with_name(f".{path.name.lstrip('.')}.removed")
+    _remove(removed)
+    path.rename(removed)
+    _remove(removed)
+
+
+def recover(directory: Folder) -> None:
+    """Put back or remove what a process that died has left. Only for who holds the run's lock."""
+    if isinstance(directory, RemotePath):
+        for path in _entries(directory):
+            if _NAME.fullmatch(path.name) and path.is_dir():
+                if not (path / MANIFEST).is_file():
+                    _remove(path)
+                else:
+                    with contextlib.suppress(ValueError):  # named when it is opened
+                        # One that was copied from a disk names no folder: its files are beside it.
+                        _remove_other_data(path, read_manifest(path).get("data", ""))
+        return
+    if not directory.is_dir():
+        return
+    for path in complete(directory):
+        if path.name.startswith("."):
+            target = path.with_name(path.name.removeprefix(".").removesuffix(".replaced"))
+            _remove(target)
+            path.rename(target)
+    for ending in ("incomplete", "replaced", "removed"):
+        for path in directory.glob(f".step-*.{ending}"):
+            _remove(path)
+
+
+def data_folder(path: Folder, manifest: Mapping[str, Any]) -> Folder:
+    """Return where the files of the checkpoint at `path` are."""
+    return path / manifest["data"] if manifest.get("data") else path
+
+
+def read_manifest(
+    path: Folder, required: Mapping[str, type | tuple[type, ...]] | None = None
+) -> dict[str, Any]:
+    """Return the manifest of the checkpoint at `path`.
+
+    required: the keys, and the type of each, that it must have; None: `SAVED`.
+
+    Raises:
+        ValueError: not a complete checkpoint, or its manifest is damaged or lacks something.
+    """
+    place = path / MANIFEST
+    try:
+        manifest = json.loads(place.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(_describe(path)) from None
+    except OSError as error:
+        raise ValueError(f"{place}: cannot be read ({error}); use an older checkpoint") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{place}: damaged ({error}); use an older checkpoint") from error
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{place}: damaged (not a mapping); use an older checkpoint")
+    seal = manifest.pop(_SEAL, None)
+    if seal not in (None, _checksum(manifest)):
+        raise ValueError(
+            f"{place}: damaged (its content has the checksum {_checksum(manifest)}, expected "
+            f"{seal}); use an older checkpoint, or remove the key {_SEAL!r} if you have edited it"
+        )
+    for key, kind in (SAVED if required is None else required).items():
+        value = manifest.get(key)
+        if key not in manifest or not isinstance(value, kind) or isinstance(value, bool):
+            found = f"got {value!r:.40}" if key in manifest else "it is missing"
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            names = " or ".join("null" if k is type(None) else k.__name__ for k in kinds)
+            raise ValueError(
+                f"{place}: damaged (key {key!r}: expected {names}, {found}); remove {path} to go "
+                "on from an older checkpoint"
+            )
+    return manifest
+
+
+def _seal(content: Mapping[str, Any]) -> bytes:
+    """Return a manifest's text, with the checksum of all that it says."""
+    plain = json.loads(json.dumps(content))  # as it will be read: keys are text
+    return json.dumps({**plain, _SEAL: _checksum(plain)}, indent=2).encode()
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """Return the CRC-32 of a manifest's content, however it is laid out."""
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
+
+
+def _describe(path: Folder) -> str:
+    """Say that `path` is no checkpoint, what is there instead, and where one is."""
+    expected = f"{path}: expected a checkpoint (a folder step-N that holds {MANIFEST}) or a run's"
+    if not path.exists():
+        return f"{expected} folder, there is nothing; check the path"
+    if not path.is_dir():
+        return f"{expected} folder, got a file; name its folder"
+    near = complete(path) or complete(path / "checkpoints") or complete(path.parent)
+    if near:
+        return f"{expected} folder, got neither; did you mean {near[-1]}?"
+    if (path / "config.json").is_file():
+        return (
+            f"{expected} folder, got a run without a complete checkpoint; run its training again, "
+            "it goes on where it can"
+        )
+    names = sorted(item.name for item in path.iterdir() if not item.name.startswith("."))
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    inside = f"a folder with {', '.join(names[:_SHOWN])}{more}" if names else "an empty folder"
+    return f"{expected} folder, got {inside}; pass the --output of a training run"
+
+
+def _entries(directory: Folder) -> list[Any]:
+    """Return what is directly below `directory`, in the order of names."""
+    return sorted(directory.iterdir()) if directory.is_dir() else []
+
+
+def _remove_other_data(path: RemotePath, kept: str) -> None:
+    """Remove the data below a remote checkpoint that its manifest does not name."""
+    for item in _entries(path):
+        if item.name.startswith(_DATA) and item.name != kept:
+            _remove(item)
+
+
+def _remove(path: Folder) -> None:
+    """Remove a folder, if it is there."""
+    if not path.exists():
+        return
+    if isinstance(path, RemotePath):
+        path.remove_all()
+    else:
+        shutil.rmtree(path)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+"""Which checkpoints of a run stay: the last, the best, one every so many hours, the protected.
+
+Nothing is removed that any of the rules keeps, and the newest always stays. A checkpoint is
+protected by a file called `protected` in its folder (`touch step-1000/protected`); its metrics, if
+it was evaluated, are in `metrics.json` there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.checkpoint.layout import complete, read_manifest, remove
+from trainer.checkpoint.storage import Folder, write_durably
+from trainer.runtime.atomic_files import json_ready
+
+PROTECTED = "protected"
+EVALUATION = "metrics.json"
+_LOWER_IS_BETTER = ("logloss", "ne")
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """One complete checkpoint.
+
+    saved: when it was written, in seconds since 1970. score: higher is better; NaN: not evaluated.
+    """
+
+    path: Folder
+    saved: float
+    score: float
+    protected: bool
+
+
+def surplus(found: Sequence[Kept], last: int, best: int, every_hours: float) -> list[Folder]:
+    """Return those of `found`, oldest first, that no rule keeps.
+
+    last: how many of the newest stay. best: how many of the highest score. every_hours: the first
+    in each stretch of so many hours stays; 0: no such rule.
+    """
+    kept = {entry.path for entry in found[-max(last, 1) :]}
+    kept |= {entry.path for entry in found if entry.protected}
+    scored = [entry for entry in found if not math.isnan(entry.score)]
+    ranked = sorted(scored, key=lambda entry: entry.score, reverse=True)
+    kept |= {entry.path for entry in ranked[:best]}
+    if every_hours:
+        stretches: dict[int, Folder] = {}
+        for entry in found:
+            stretches.setdefault(int(entry.saved // (every_hours * _SECONDS_PER_HOUR)), entry.path)
+        kept |= set(stretches.values())
+    return [entry.path for entry in found if entry.path not in kept]
+
+
+def prune(
+    directory: Folder, last: int, best: int = 0, every_hours: float = 0.0, metric: str = "auc"
+) -> list[Folder]:
+    """Remove the surplus below `directory` and return what was removed. On one rank."""
+    found = [_look(path, metric) for path in complete(directory)]
+    removed = surplus(found, last, best, every_hours)
+    for path in removed:
+        remove(path)
+    return removed
+
+
+def note_metrics(path: Folder, metrics: Mapping[str, Any]) -> None:
+    """Write an evaluation beside the checkpoint that it is of. On one rank."""
+    text = json.dumps(json_ready(metrics), indent=2)
+    write_durably(path / EVALUATION, f"{text}\n".encode())
+
+
+def _look(path: Folder, metric: str) -> Kept:
+    """Return what the rules ask of a checkpoint; one that is damaged has no age and no score."""
+    try:
+        saved = float(read_manifest(path).get("saved", 0.0))
+    except ValueError:
+        saved = 0.0
+    try:
+        score = float(json.loads((path / EVALUATION).read_text(encoding="utf-8"))[metric])
+    except (OSError, ValueError, KeyError, TypeError):
+        score = math.nan
+    if metric in _LOWER_IS_BETTER:
+        score = -score
+    protected = (path / PROTECTED).is_file()
+    return Kept(path=path, saved=saved, score=score, protected=protected)

@@ -1,0 +1,1 @@
+"""The configuration tree of a run, its overrides on the command line, and recipes by name."""

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: MIT
+"""The configuration of a run: frozen dataclasses, a recipe that returns them, overrides on top.
+
+A section is declared beside the class that it configures. Relations between sections are checked
+once, here. World size is not a setting: it comes from the launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import io
+import json
+import pkgutil
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import tyro
+
+import trainer.recipes
+from embeddings.optimizer import SparseOptimizerConfig
+from embeddings.schema.plain import from_plain, suggest
+from embeddings.schema.schema import Schema, load_schema
+from models.fields import ProjectionConfig
+from models.ranking import ModelConfig
+from models.tower import StreamTowerConfig
+from models.towers.specformer import SpecFormerConfig
+from trainer.checkpoint.schedule import CheckpointConfig
+from trainer.config.fit_to_log import fit_recipe
+from trainer.config.overrides import check_words, last_value, without_replaced
+from trainer.data.loader import LoaderConfig
+from trainer.data.splits import parse_days, parse_rows
+from trainer.distributed.optimizer import DenseOptimizerConfig
+from trainer.distributed.parallelize import ParallelConfig
+from trainer.distributed.precision import PrecisionConfig
+from trainer.runtime.runtime import RuntimeConfig
+from trainer.telemetry.exporter import ExportConfig
+from trainer.telemetry.telemetry import TelemetryConfig
+from trainer.warm_start.policies import InheritConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the log is and which days train and test.
+
+    path: a folder of dt=YYYY-MM-DD/ partitions, a folder of Parquet files, or one file.
+    train_days, test_days: inclusive ranges FIRST:LAST of partitions, or one day; empty: every day.
+    train_rows, test_rows: shares FROM:TO of the rows in file order (0:0.8), for a log without days;
+      empty: all.
+    test_path: another folder or file for the test rows; empty: the same as path.
+    schema: a YAML file that replaces the recipe's schema.
+    allow_overlap: whether test rows may be training rows too (to see a model memorise).
+    """
+
+    path: str = ""
+    train_days: str = ""
+    test_days: str = ""
+    train_rows: str = ""
+    test_rows: str = ""
+    test_path: str = ""
+    schema: str = ""
+    allow_overlap: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("train_days", "test_days"):
+            parse_days(getattr(self, name), f"data.{name}")
+        for name in ("train_rows", "test_rows"):
+            parse_rows(getattr(self, name), f"data.{name}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides what a run computes.
+
+    epochs: passes over the training days. max_steps: stop after so many steps, 0 for no limit.
+    stop_epoch: end after so many of the epochs, with learning rates as if the others followed (a
+      later run may inherit from there); 0 for all.
+    evaluate_epochs: evaluate after every epoch (True) or only at the end (False).
+    spatial_warmup: share of the run's steps, from the first, in which SpecFormer attends by its
+      spatial residual alone (its paper takes 0.05; 1 in a run that is the warm-up); 0 for towers
+      that have no such warm-up.
+    """
+
+    recipe: Annotated[str, tyro.conf.Suppress]
+    schema: Annotated[Schema, tyro.conf.Fixed]
+    data: DataConfig = field(default_factory=DataConfig)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dense: DenseOptimizerConfig = field(default_factory=DenseOptimizerConfig)
+    sparse: SparseOptimizerConfig = field(default_factory=SparseOptimizerConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: TelemetryConfig = field(default_factory=TelemetryConfig)
+    telemetry: ExportConfig = field(default_factory=ExportConfig)
+    inherit: InheritConfig = field(default_factory=InheritConfig)
+    epochs: int = 1
+    max_steps: int = 0
+    stop_epoch: int = 0
+    evaluate_epochs: bool = False
+    spatial_warmup: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check what the sections say of each other."""
+        if self.epochs < 1 or self.max_steps < 0:
+            raise ValueError(
+                f"epochs must be at least 1 and max_steps not negative, got {self.epochs} and "
+                f"{self.max_steps}"
+            )
+        if not 0 <= self.stop_epoch <= self.epochs:
+            raise ValueError(
+                f"stop_epoch: expected an integer from 0 to epochs ({self.epochs}), got "
+                f"{self.stop_epoch}"
+            )
+        if self.evaluate_epochs and self.epochs == 1:
+            raise ValueError(
+                "evaluate_epochs has no effect with one epoch (the end of the run is evaluated "
+                "anyway); remove it"
+            )
+        self.parallel.check_precision(self.precision.dtype, self.runtime.device)
+        tower = self.model.tower
+        tables = [table.name for table in self.schema.tables]
+        for setting in ("table_learning_rates", "table_eps", "table_weights"):
+            for name in getattr(self.sparse, setting):
+                if name not in tables:
+                    raise ValueError(
+                        f"sparse.{setting}: no table {name!r}{suggest(name, tables)}; tables: "
+                        f"{tables}"
+                    )
+        if not 0 <= self.spatial_warmup <= 1:
+            raise ValueError(
+                f"spatial_warmup: expected a share in [0, 1], got {self.spatial_warmup}"
+            )
+        if self.spatial_warmup and not (isinstance(tower, SpecFormerConfig) and tower.gamma):
+            raise ValueError(
+                "spatial_warmup: takes effect on SpecFormer with gamma > 0 only, got "
+                f"{self.spatial_warmup} with {type(tower).__name__}; set it to 0"
+            )
+        tokenizer = self.model.tokenizer
+        reads_stream = isinstance(tower, StreamTowerConfig)
+        idle = {
+            "num_tokens": reads_stream and tokenizer.num_tokens != 0,
+            "target_fields": not reads_stream and tokenizer.target_fields != "item",
+            "stream_fields": not reads_stream and tokenizer.stream_fields != (),
+            "projection": reads_stream and tokenizer.projection != ProjectionConfig(),
+        }
+        for name, without_effect in idle.items():
+            if without_effect:
+                raise ValueError(
+                    f"model.tokenizer.{name}: has no effect on {type(tower).__name__}, got "
+                    f"{getattr(tokenizer, name)!r}; leave it at its default"
+                )
+        if isinstance(tower, StreamTowerConfig):
+            longest = max(
+                (f.max_length for f in self.schema.sparse if f.kind == "sequence"), default=0
+            )
+            if longest > tower.max_length:
+                raise ValueError(
+                    f"model.tower.max_length: the schema keeps up to {longest} events of a "
+                    f"history, the tower {tower.max_length}; raise it to at least {longest}"
+                )
+
+
+def recipes() -> dict[str, Callable[[], TrainConfig]]:
+    """Return the recipes of the repository by name (module.function), in order."""
+    found: dict[str, Callable[[], TrainConfig]] = {}
+    for info in pkgutil.iter_modules(trainer.recipes.__path__):
+        if info.name in {"datasets", "schemas"}:  # parts of recipes
+            continue
+        module = importlib.import_module(f"trainer.recipes.{info.name}")
+        for name, value in vars(module).items():
+            own = callable(value) and getattr(value, "__module__", "") == module.__name__
+            if own and not name.startswith("_"):
+                found[f"{info.name}.{name}"] = cast("Callable[[], TrainConfig]", value)
+    return found
+
+
+def load_recipe(name: str) -> TrainConfig:
+    """Return the configuration called `name`.
+
+    name: 'specformer.globo', or 'package.module:function' from elsewhere.
+
+    Raises:
+        ValueError: no such recipe; the message proposes the closest name.
+    """
+    if ":" in name:
+        module_name, _, function = name.partition(":")
+        try:
+            config = getattr(importlib.import_module(module_name), function)()
+            if not isinstance(config, TrainConfig):
+                raise TypeError(f"it returned {type(config).__name__}, not a TrainConfig")
+            return config
+        except (ImportError, AttributeError, TypeError) as error:
+            raise ValueError(
+                f"recipe {name!r}: cannot be loaded ({error}); expected package.module:function on "
+                "PYTHONPATH"
+            ) from error
+    known = recipes()
+    if name not in known:
+        raise ValueError(
+            f"recipe {name!r} does not exist{suggest(name, known)}; recipes: {', '.join(known)} "
+            "(python -m trainer.train --list describes them)"
+        )
+    return known[name]()
+
+
+def apply_overrides(config: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
+    """Return `config` with overrides such as --data.path X or --dense.learning-rate 0.01 applied.
+
+    Raises:
+        ValueError: an unknown setting or a value of the wrong type; the message proposes the
+            closest setting.
+    """
+    if list(arguments) != ["--help"]:
+        check_words(config, arguments)
+    # First, because the other settings may name its tables and fields.
+    path = last_value(arguments, "--data.schema")
+    if path:
+        config = fit_recipe(config, load_schema(path))
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            config = tyro.cli(
+                tyro.conf.AvoidSubcommands[TrainConfig],
+                default=without_replaced(config, arguments),
+                args=list(arguments),
+                prog="python -m trainer.train RECIPE",
+                console_outputs=True,
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ValueError(_refusal(stop, errors.getvalue())) from None
+    if config.data.schema and config.data.schema != path:  # the recipe's own
+        config = fit_recipe(config, load_schema(config.data.schema))
+    return config
+
+
+def _refusal(stop: BaseException, printed: str) -> str:
+    """Return why a section refused its values: its own words, or what tyro printed."""
+    reason: BaseException | None = stop
+    section = ""
+    while reason is not None:
+        if type(reason) is ValueError:
+            message = str(reason)
+            parts = "|".join(map(re.escape, section.split(".")))
+            named = not section or re.match(rf"({parts})[.:]", message)
+            return message if named else f"{section}.{message}"
+        if len(reason.args) == 2 and isinstance(reason.args[1], str):
+            section = reason.args[1]  # of tyro's error, around that of the section
+        reason = reason.__cause__ or reason.__context__
+    return "settings: " + " ".join(re.sub(r"[─│╭╮╰╯]+", " ", printed).split())
+
+
+def to_dict(config: TrainConfig) -> dict[str, Any]:
+    """Return the resolved configuration as plain data; a tower's type is kept under `type`."""
+    values = json.loads(json.dumps(dataclasses.asdict(config)))
+    values["model"]["tower"]["type"] = type(config.model.tower).__name__
+    return values
+
+
+def fingerprint(config: TrainConfig) -> str:
+    """Return a hash of what a resumed checkpoint must agree on: schema, model and optimizers."""
+    values = to_dict(config)
+    part = {key: values[key] for key in ("schema", "model", "dense", "sparse", "loader", "runtime")}
+    return hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write_config(config: TrainConfig, path: Path) -> None:
+    """Write the resolved configuration as JSON."""
+    path.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
+
+
+def config_from_dict(values: dict[str, Any]) -> TrainConfig:
+    """Rebuild what `write_config` wrote (unknown and wrongly typed keys are errors)."""
+    return from_plain(TrainConfig, values, "config")

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+"""A recipe on another log than its own: what its settings say of columns and days it has not.
+
+With a schema and a path alone a run should start. So what a recipe says of tables and fields that
+the schema lacks is dropped, a stream is made as long as the longest history, and where no days are
+chosen, or only the recipe's and the log has none of them, the last day tests. Whatever the command
+line says itself is taken as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embeddings.schema.schema import Schema
+from models.tower import StreamTowerConfig
+from trainer.data.files import days_of
+from trainer.data.splits import parse_days, parse_rows
+
+if TYPE_CHECKING:  # which imports this module
+    from trainer.config.config import DataConfig, TrainConfig
+
+_CHOICES = ("train_days", "test_days", "train_rows", "test_rows")
+_TEST_SHARE = 0.2
+
+
+def fit_recipe(config: TrainConfig, schema: Schema) -> TrainConfig:
+    """Return `config` with `schema`, and without what it says of columns that `schema` lacks.
+
+    Raises:
+        ValueError: the sections do not fit each other, as in `TrainConfig`.
+    """
+    tables = {table.name for table in schema.tables}
+    sparse = dataclasses.replace(
+        config.sparse,
+        **{
+            name: {
+                key: value for key, value in getattr(config.sparse, name).items() if key in tables
+            }
+            for name in ("table_learning_rates", "table_eps")
+        },
+    )
+    model = config.model
+    context = {
+        one.name for one in schema.sparse if one.side == "context" and one.kind != "sequence"
+    }
+    context |= {one.name for one in schema.dense}
+    kept = tuple(name for name in model.tokenizer.stream_fields if name in context)
+    model = dataclasses.replace(
+        model, tokenizer=dataclasses.replace(model.tokenizer, stream_fields=kept)
+    )
+    if len(model.head.prior) > 1 and len(model.head.prior) != len(schema.labels):
+        model = dataclasses.replace(model, head=dataclasses.replace(model.head, prior=()))
+    if isinstance(model.tower, StreamTowerConfig):
+        longest = max(
+            (one.max_length for one in schema.sparse if one.kind == "sequence"), default=1
+        )
+        length = max(model.tower.max_length, longest)
+        model = dataclasses.replace(
+            model, tower=dataclasses.replace(model.tower, max_length=length)
+        )
+    return dataclasses.replace(config, schema=schema, sparse=sparse, model=model)
+
+
+def choose_split(config: TrainConfig, recipe: DataConfig, output: Path) -> tuple[TrainConfig, str]:
+    """Return `config` with the rows that train and test where nobody has chosen them, and a note.
+
+    The log's last day tests and the others train; without days the last fifth of the rows tests, in
+    file order. Days that the recipe names and the command line does not are given up if the log has
+    none of them. A run that has begun in `output` keeps what it chose then: days may have come
+    since. recipe: the recipe's own data section.
+
+    Raises:
+        ValueError: data.path holds no log.
+    """
+    data = config.data
+    if not data.path or data.allow_overlap:
+        return config, ""
+    days = [day for day in days_of(data.path) if day]
+    own = [name for name in ("train_days", "test_days") if _is_own(data, recipe, name)]
+    gone = [name for name in own if not _has(days, data, name)]
+    # Where one of the two is not there, the other is a part of another log's plan.
+    found = dataclasses.replace(data, **dict.fromkeys(own if gone else (), ""))
+    notes = [f"the recipe's {name} ({getattr(data, name)}) are not in the log" for name in gone]
+    if found == data and any(getattr(data, name) for name in _CHOICES) and not _half(data):
+        return config, ""
+    begun = _begun(output, data)
+    if begun is not None:
+        found = dataclasses.replace(found, **begun)
+    elif not found.test_path:
+        found = dataclasses.replace(found, **_missing(found, days))
+    if found == data:
+        return config, ""
+    chosen = [f"{name} {getattr(found, name)}" for name in _CHOICES if getattr(found, name)]
+    notes.append(f"rows chosen: {', '.join(chosen) or 'all'}")
+    return dataclasses.replace(config, data=found), "; ".join(notes)
+
+
+def _is_own(data: DataConfig, recipe: DataConfig, name: str) -> bool:
+    """Return whether days are the recipe's, and not the command line's."""
+    return bool(getattr(recipe, name)) and getattr(recipe, name) == getattr(data, name)
+
+
+def _has(days: Sequence[str], data: DataConfig, name: str) -> bool:
+    """Return whether the log (that of the test, if it is another) has one of the days of `name`."""
+    if name == "test_days" and data.test_path:
+        days = [day for day in days_of(data.test_path) if day]
+    first, last = parse_days(getattr(data, name)) or ("", "")
+    return any(first <= day <= last for day in days)
+
+
+def _half(data: DataConfig) -> bool:
+    """Return whether the rows of only one of training and test are chosen."""
+    train = data.train_days or data.train_rows
+    test = data.test_days or data.test_rows or data.test_path
+    return not (train and test)
+
+
+def _missing(data: DataConfig, days: Sequence[str]) -> dict[str, str]:
+    """Return the choices that `data` leaves open, as far as `days` allow."""
+    train, test = parse_days(data.train_days), parse_days(data.test_days)
+    if train and not test and not data.test_rows:
+        later = [day for day in days if day > train[1]]
+        return {"test_days": later[0]} if later else {}
+    if test and not train and not data.train_rows:
+        before = [day for day in days if day < test[0]]
+        return {"train_days": f"{before[0]}:{before[-1]}"} if before else {}
+    if data.train_rows and not data.test_rows:
+        start, stop = parse_rows(data.train_rows)
+        return {"test_rows": f"{stop:g}:1"} if stop < 1 else {"test_rows": f"0:{start:g}"}
+    if data.test_rows and not data.train_rows:
+        start, stop = parse_rows(data.test_rows)
+        return {"train_rows": f"0:{start:g}"} if start > 0 else {"train_rows": f"{stop:g}:1"}
+    if len(days) > 1:
+        return {"train_days": f"{days[0]}:{days[-2]}", "test_days": days[-1]}
+    cut = f"{1 - _TEST_SHARE:g}"
+    return {"train_rows": f"0:{cut}", "test_rows": f"{cut}:1"}
+
+
+def _begun(output: Path, data: DataConfig) -> dict[str, Any] | None:
+    """Return the choices of the run that has begun in `output` on the same log, if there is one."""
+    path = output / "config.json"
+    try:
+        old = json.loads(path.read_text("utf-8"))["data"]
+        same = old["path"] == data.path and old["test_path"] == data.test_path
+        return {name: old[name] for name in _CHOICES} if same else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # there is none, or `run_folder.claim` says what is wrong with it

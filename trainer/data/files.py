@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: MIT
+"""Parquet logs: which files and row groups there are, known from their footers.
+
+Every footer is checked against the schema before anything is read, so that a retyped, missing or
+truncated file is named before the first step, not hours into a run.
+
+Layout: a folder with partitions dt=YYYY-MM-DD/ at any depth, a folder of Parquet files, or one
+file. Names that begin with '.' or '_' are passed over: writers use them for what is not data yet.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import logging
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embeddings.schema.schema import Schema
+from trainer.data.columns import check_columns, is_list, kind_of
+from trainer.data.splits import describe_days
+
+_log = logging.getLogger(__name__)
+# Raw logs in text, plain or compressed.
+_TEXT = re.compile(r"\.(csv|tsv|txt)(\.(gz|bz2|zst|xz|lz4|br))?$")
+_DAY = re.compile(r"dt=(\d{4}-\d{2}-\d{2})")
+_FOOTER_THREADS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFile:
+    """One Parquet file: its day (YYYY-MM-DD, or empty) and the number of rows of each row group.
+
+    row_group_starts: the first row that is wanted of each row group; empty for the first of all.
+    families: (column, `text`, `date` or `number`) of each column that has values.
+    footer: a hash of the footer, which changes with nearly any change of the rows.
+    """
+
+    path: str
+    day: str = ""
+    row_group_rows: tuple[int, ...]
+    row_group_starts: tuple[int, ...] = ()
+    families: tuple[tuple[str, str], ...] = ()
+    footer: str = ""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the file."""
+        return sum(self.row_group_rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowInterval:
+    """Rows `start` (inclusive) to `stop` (exclusive) of one row group."""
+
+    path: str
+    row_group: int
+    start: int
+    stop: int
+
+
+def discover(path: str | Path, days: tuple[str, str] | None, schema: Schema) -> tuple[LogFile, ...]:
+    """Find the files of a log, in order of day and name, and check their footers against `schema`.
+
+    days: the first and last day wanted, inclusive, as YYYY-MM-DD; None takes everything.
+
+    Raises:
+        ValueError: there is no file or no row; `days` are not days or the log has none of them; a
+            file is empty, truncated or not Parquet; a column is missing or of a wrong type; a
+            column is text in one file and a number in another, so that its ids would not match.
+    """
+    found = _list_files(Path(path))
+    if days is not None:
+        found = _of_days(found, days, str(path))
+    with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
+        files = tuple(pool.map(lambda item: _read_footer(item[0], item[1], schema), found))
+    check_families(files)
+    if not sum(file.num_rows for file in files):
+        raise ValueError(
+            f"{path}: expected rows, got {len(files)} files without any; check the log"
+        )
+    return files
+
+
+def days_of(path: str | Path) -> list[str]:
+    """Return the days of a log, in order; an empty string stands for files in no partition.
+
+    Raises:
+        ValueError: there is no file.
+    """
+    return sorted({day for _, day in _list_files(Path(path))})
+
+
+def keep_rows(files: Sequence[LogFile], shares: tuple[float, float]) -> tuple[LogFile, ...]:
+    """Keep the rows from share to share (0 to 1) of all rows in the files' order.
+
+    Raises:
+        ValueError: no row is left.
+    """
+    total = sum(file.num_rows for file in files)
+    first, last = round(shares[0] * total), round(shares[1] * total)
+    kept, position = [], 0
+    for file in files:
+        rows, starts = [], []
+        for group_rows in file.row_group_rows:
+            low = min(max(first - position, 0), group_rows)
+            high = min(max(last - position, low), group_rows)
+            rows.append(high - low)
+            starts.append(low)
+            position += group_rows
+        kept.append(replace(file, row_group_rows=tuple(rows), row_group_starts=tuple(starts)))
+    if first >= last:
+        raise ValueError(
+            f"rows {shares[0]:g} to {shares[1]:g} of {total}: expected at least one row, got none; "
+            "widen the range"
+        )
+    return tuple(kept)
+
+
+def _list_files(root: Path) -> list[tuple[str, str]]:
+    """Return (path, day) of every Parquet file under `root`, ordered by day and path."""
+    others: list[str] = []
+    if root.is_file():
+        paths = [] if _TEXT.search(root.name) else [str(root)]
+        others = [root.name]
+    elif root.is_dir():
+        paths = []
+        for folder, folders, names in os.walk(root, followlinks=True):
+            folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+            paths += [
+                os.path.join(folder, name)
+                for name in names
+                if name.endswith((".parquet", ".parq")) and not name.startswith((".", "_"))
+            ]
+            others += [name for name in names if _TEXT.search(name)]
+    else:
+        raise ValueError(f"{root}: expected a folder or a Parquet file, got nothing there")
+    if not paths:
+        found = f"text ({others[0]})" if others else "none"
+        raise ValueError(
+            f"{root}: expected files named *.parquet, got {found}; make them of the raw log: "
+            f"python -m pipelines.ingest {shlex.quote(str(root))} --schema FILE --output DIR"
+        )
+    return sorted(((path, day_of(path)) for path in paths), key=lambda item: (item[1], item[0]))
+
+
+def day_of(path: str) -> str:
+    """Return the day of the innermost dt= partition in `path`, or an empty string."""
+    for part in reversed(Path(os.path.abspath(path)).parts[:-1]):
+        match = _DAY.fullmatch(part)
+        if match:
+            return match[1]
+    return ""
+
+
+def _of_days(
+    found: list[tuple[str, str]], days: tuple[str, str], root: str
+) -> list[tuple[str, str]]:
+    """Keep the files of the days wanted."""
+    first, last = days
+    for day in days:
+        try:
+            if datetime.date.fromisoformat(day).isoformat() != day:
+                raise ValueError
+        except ValueError:
+            raise ValueError(f"days: expected YYYY-MM-DD, got {day!r}") from None
+    if first > last:
+        raise ValueError(f"days: expected the first day not after the last, got {first} and {last}")
+    without = [path for path, day in found if not day]
+    if without:
+        raise ValueError(
+            f"{root}: days {first} to {last} were asked for, but {without[0]} lies in no "
+            "dt=YYYY-MM-DD folder; partition the log by day, or ask for no days"
+        )
+    available = {day for _, day in found}
+    kept = [(path, day) for path, day in found if first <= day <= last]
+    if not kept:
+        raise ValueError(
+            f"{root}: expected files of days {first} to {last}, got none; days available: "
+            f"{describe_days(available)}; choose among them (--data.train-days, --data.test-days "
+            "FIRST:LAST; a recipe has days of its own)"
+        )
+    wanted = datetime.date.fromisoformat(last) - datetime.date.fromisoformat(first)
+    num_found = len({day for _, day in kept})
+    if num_found <= wanted.days:
+        _log.warning(
+            "%s: %d of the %d days from %s to %s have no files",
+            *(root, wanted.days + 1 - num_found, wanted.days + 1, first, last),
+        )
+    return kept
+
+
+def _read_footer(path: str, day: str, schema: Schema) -> LogFile:
+    """Read and check one footer."""
+    try:
+        with pq.ParquetFile(path) as file:
+            metadata, columns = file.metadata, file.schema_arrow
+        footer = _hash_footer(path)
+    except (pa.ArrowException, OSError) as error:
+        size = os.path.getsize(path) if os.path.exists(path) else 0
+        raise ValueError(
+            f"{path}: expected a Parquet file, got {size} bytes that cannot be read as one "
+            f"({error}); it is empty, truncated or damaged: write it again or remove it"
+        ) from error
+    check_columns(columns, schema, path)
+    rows = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+    families = _families(columns, schema)
+    return LogFile(path=path, day=day, row_group_rows=rows, families=families, footer=footer)
+
+
+def _hash_footer(path: str) -> str:
+    """Return a hash of a file's footer: sizes, places and statistics of all its column chunks."""
+    with open(path, "rb") as file:
+        file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(-8 - length, os.SEEK_END)
+        return hashlib.sha256(file.read(length)).hexdigest()[:16]
+
+
+def check_families(files: Sequence[LogFile]) -> None:
+    """Check that a column is text in all files or in none: an id would get two embeddings.
+
+    Raises:
+        ValueError: it is not; column and both files are named.
+    """
+    seen: dict[str, tuple[str, str]] = {}
+    for file in files:
+        for name, family in file.families:
+            first_family, first_path = seen.setdefault(name, (family, file.path))
+            if family != first_family:
+                raise ValueError(
+                    f"{file.path}: column {name!r}: expected {first_family}, as in {first_path}, "
+                    f"got {family}; the same id would get two embeddings: write one of the files "
+                    "again"
+                )
+
+
+def _families(columns: pa.Schema, schema: Schema) -> tuple[tuple[str, str], ...]:
+    """Return the kind of each column that has values: text, date or number."""
+    found = []
+    for name in schema.columns:
+        type_ = columns.field(name).type
+        kind = kind_of(type_.value_type if is_list(type_) else type_)
+        if kind != "null":
+            found.append((name, kind if kind in ("text", "date") else "number"))
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""A single-device model on many devices: parallelism, precision, optimizers, the pipelined step."""

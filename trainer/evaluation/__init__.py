@@ -1,0 +1,1 @@
+"""Evaluation of a model on test rows, by slices and with diagnostics."""

@@ -1,0 +1,1 @@
+"""Metrics of predictions: streaming, over all ranks, in bounded memory."""

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: MIT
+"""The folder of a run: claimed once, resumed if it is unfinished, never overwritten."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from trainer.checkpoint.layout import complete, recover
+from trainer.checkpoint.ownership import RUN, check_free, release, take
+from trainer.checkpoint.storage import Folder, locate
+from trainer.config.config import TrainConfig, config_from_dict, to_dict, write_config
+from trainer.runtime.runtime import Runtime
+
+CONFIG = "config.json"
+METRICS = "metrics.json"
+CURVES = "curves.jsonl"
+EVALUATIONS = "evaluations.jsonl"
+EVALUATION = "evaluation.json"
+RANKS = "ranks.json"
+TABLES = "tables.jsonl"
+INHERITED = "inherit.json"
+CHECKPOINTS = "checkpoints"
+# What may differ between a run and its continuation: it changes no result.
+_FREE = {
+    *(
+        "log",
+        "telemetry",
+        "checkpoint",
+        "loader.num_workers",
+        "loader.prefetch_windows",
+        "loader.pin_memory",
+    ),
+    *("runtime.timeout_seconds", "runtime.hang_seconds"),
+    # Who holds dense weights; checkpoints hold them whole, by name.
+    *("parallel.dense", "parallel.zero", "parallel.bucket_megabytes"),
+    *("parallel.find_unused_parameters", "parallel.compile"),
+}
+_LOCK = ".lock"
+# The folders that this process trains in; the system drops a lock with the process that holds it.
+_held: dict[Path, int] = {}
+
+
+def checkpoints_of(output: Path, config: TrainConfig) -> Folder:
+    """Return the folder of the checkpoints of the run in `output`."""
+    return _checkpoints(output, config.checkpoint.folder)
+
+
+def _checkpoints(output: Path, folder: str) -> Folder:
+    return locate(folder) if folder else output / CHECKPOINTS
+
+
+def claim(output: Path, config: TrainConfig, runtime: Runtime) -> Folder | None:
+    """Decide, once for all ranks, what `output` is; return the checkpoint to resume from, if any.
+
+    Rank 0 looks and writes config.json; the others are told, so that no two ranks see different
+    states.
+
+    Raises:
+        ValueError: the folder holds a finished run, a run of another configuration, other files, or
+            another process trains in it; or it cannot be written.
+    """
+    answer: list[Any] = [None, None]
+    if runtime.is_first:
+        try:
+            found = _claim(output, config)
+            answer[0] = None if found is None else str(found)
+        except ValueError as error:
+            answer[1] = str(error)
+        except Exception as error:  # of any file system; the others must not wait for ever
+            answer[1] = _unusable(output, config.checkpoint.folder, error)
+    dist.broadcast_object_list(answer, src=0)
+    checkpoint, error = answer
+    if error:
+        raise ValueError(error)
+    return None if checkpoint is None else locate(checkpoint)
+
+
+def _unusable(output: Path, folder: str, error: Exception) -> str:
+    """Say which of a run's two folders cannot be used."""
+    cause = f"({str(error) or type(error).__name__})"
+    if folder and str(output) not in str(error):
+        return (
+            f"checkpoint.folder: {folder} cannot be used {cause}; choose another, or give what its "
+            "file system asks for"
+        )
+    if not isinstance(error, OSError):
+        raise error
+    return f"{output}: cannot be used as the run's folder {cause}; choose another --output"
+
+
+def _claim(output: Path, config: TrainConfig) -> Folder | None:
+    """Look at `output` and write config.json. See `claim`."""
+    if output.exists() and not output.is_dir():
+        raise ValueError(
+            f"{output}: expected a folder for the run, got a file; choose another --output"
+        )
+    if (output / METRICS).exists():
+        raise ValueError(
+            f"{output}: holds a finished run, which is never overwritten; choose another --output, "
+            f"or read it with `python -m trainer.evaluate {output} --data PATH`"
+        )
+    if (output / CONFIG).exists():
+        old = _read_config(output / CONFIG)
+        differences = _differences(old, to_dict(config)) + _moved(output, old, config)
+        if differences:
+            raise ValueError(
+                f"{output}: holds an unfinished run of another configuration "
+                f"({'; '.join(differences[:5])}); resume it with the same settings, or choose "
+                "another --output"
+            )
+        folder = checkpoints_of(output, config)
+        locked = _lock(output)
+        if config.checkpoint.folder:
+            take(folder, output)
+        if locked:
+            recover(folder)
+        found = complete(folder)
+        if old["checkpoint"] != to_dict(config)["checkpoint"]:
+            _note(output, config)  # which names where checkpoints are from now on
+        _leave(output, old, config)
+        return found[-1] if found else None
+    unfinished = f".{CONFIG}"  # left by a process that died before it had a configuration
+    if output.exists() and {path.name for path in output.iterdir()} - {_LOCK, RUN, unfinished}:
+        raise ValueError(
+            f"{output}: is not empty and holds no run ({CONFIG} is missing); choose another "
+            "--output"
+        )
+    folder = checkpoints_of(output, config)
+    others = complete(folder)
+    if others:
+        raise ValueError(
+            f"checkpoint.folder: {folder} holds checkpoints of another run ({others[-1].name}); "
+            "choose another, or inherit from it (--inherit.path)"
+        )
+    check_free(folder, output)
+    output.mkdir(parents=True, exist_ok=True)
+    _lock(output)
+    if config.checkpoint.folder:
+        take(folder, output)
+    _note(output, config)
+    return None
+
+
+def _note(output: Path, config: TrainConfig) -> None:
+    """Write the run's configuration, whole or not at all."""
+    write_config(config, output / f".{CONFIG}")
+    (output / f".{CONFIG}").replace(output / CONFIG)
+
+
+def _lock(output: Path) -> bool:
+    """Keep other processes out of `output` for as long as this one lives.
+
+    Returns whether that worked: some file systems have no locks.
+
+    Raises:
+        ValueError: another process trains in it.
+    """
+    path = (output / _LOCK).resolve()
+    held = _held.get(path)
+    if held is not None and path.exists() and os.path.samestat(os.stat(path), os.fstat(held)):
+        return True
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        os.close(handle)
+        raise ValueError(
+            f"{output}: another process trains in this folder; wait for it or end it, or choose "
+            "another --output"
+        ) from None
+    except OSError:
+        os.close(handle)
+        return False
+    _held[path] = handle
+    return True
+
+
+def _moved(output: Path, old: Any, config: TrainConfig) -> list[str]:
+    """Return in which way checkpoints would be left behind, or those of another run taken over.
+
+    A run that has none may go on elsewhere, as after a full disk.
+    """
+    was, now = _folder_of(old), config.checkpoint.folder
+    if was == now:
+        return []
+    held = [folder for folder in (was, now) if complete(_checkpoints(output, folder))]
+    return (
+        [f"checkpoint.folder: {was!r}, now {now!r}, with checkpoints in {held[0]!r}"]
+        if held
+        else []
+    )
+
+
+def _leave(output: Path, old: Any, config: TrainConfig) -> None:
+    """Let others have the folder of checkpoints that a run, which had none yet, has moved from."""
+    was = _folder_of(old)
+    if was and was != config.checkpoint.folder:
+        with contextlib.suppress(Exception):  # of any file system; it costs this run nothing
+            release(locate(was), output)
+
+
+def _folder_of(old: dict[str, Any]) -> str:
+    """Return where the run of a configuration keeps its checkpoints; empty: in its own folder."""
+    settings = old.get("checkpoint")
+    folder = settings.get("folder") if isinstance(settings, dict) else ""
+    return folder if isinstance(folder, str) else ""
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Return the configuration that a run left in its folder, newer settings at their defaults."""
+    try:
+        values = json.loads(path.read_text("utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError(f"expected an object, got {values!r:.40}")
+    except ValueError as error:
+        raise ValueError(
+            f"{path}: damaged ({error}); put back the config of the newest checkpoint's "
+            "manifest.json, remove it if the folder holds nothing else, or choose another --output"
+        ) from error
+    try:
+        return to_dict(config_from_dict(values))
+    except (ValueError, TypeError):
+        return values  # of another version; the differences will say in what
+
+
+def _differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Return 'path: old value, now new value' for settings that differ and matter."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found: list[str] = []
+        for key in sorted({*old, *new}):
+            if f"{path}{key}" not in _FREE:
+                found += _differences(old.get(key), new.get(key), f"{path}{key}.")
+        return found
+    return [] if old == new else [f"{path.rstrip('.')}: {old!r}, now {new!r}"]

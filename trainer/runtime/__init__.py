@@ -1,0 +1,1 @@
+"""The processes of a run and their surroundings: ranks, signals, files, memory."""

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""How a command ends: its exit code, one line for a failure that explains itself, a trace else.
+
+Under torchrun the failure is also recorded the way torch.distributed.elastic asks for, so that the
+summary which the launcher prints last holds the message instead of a link to a manual.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Callable
+
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from trainer.runtime.runtime import RunError
+from trainer.runtime.signals import Stopped
+
+
+def exit_code(work: Callable[[], None], resumes: bool = False) -> int:
+    """Do `work`; return 0, 2 where configuration or data are wrong, 1 for any other failure.
+
+    130 where it was interrupted (Ctrl-C), 143 where it was asked to end (SIGTERM). Failures go to
+    stderr, with the rank if there are several.
+
+    resumes: whether the same command goes on from what it has saved.
+    """
+    try:
+        work()
+    except (ValueError, RunError) as error:
+        print(f"{_rank()}error: {error}", file=sys.stderr, flush=True)
+        _record(error)
+        return 2 if isinstance(error, ValueError) else 1
+    except Stopped as stop:
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            print(f"stopped: {stop}", file=sys.stderr, flush=True)
+        return 128 + stop.number
+    except KeyboardInterrupt:
+        rest = "the same command goes on from its newest checkpoint" if resumes else "run it again"
+        print(f"{_rank()}interrupted: {rest}", file=sys.stderr, flush=True)
+        return 130
+    except Exception as error:
+        # The process group is left as it is: leaving it properly would wait for the other ranks.
+        print(f"{_rank()}{traceback.format_exc()}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            get_error_handler().record_exception(error)
+        return 1
+    finally:
+        # A lone process waits for nobody, and whoever called this may train again.
+        if dist.is_initialized() and dist.get_world_size() == 1:
+            dist.destroy_process_group()
+    return 0
+
+
+def _record(error: Exception) -> None:
+    """Hand `error` to the launcher, without the trace that led to it."""
+    try:
+        raise error.with_traceback(None) from None
+    except (ValueError, RunError):
+        with contextlib.suppress(OSError):
+            get_error_handler().record_exception(error)
+
+
+def _rank() -> str:
+    """Return '[rank N] ' where there are several ranks."""
+    several = dist.is_initialized() and dist.get_world_size() > 1
+    return f"[rank {dist.get_rank()}] " if several else ""

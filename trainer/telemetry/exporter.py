@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: MIT
+"""Prometheus metrics of a node: one HTTP exporter on its first rank, and a push at the end of jobs.
+
+Nothing that happens here ends a run: a port that is taken or a gateway that is away is said once,
+and training goes on. The exporter listens on loopback unless told otherwise, and leaves a note of
+its address for Prometheus' file discovery (`file_sd_configs`), which goes when the run ends.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import socket
+import socketserver
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from prometheus_client import (
+    CollectorRegistry,
+    MetricsHandler,
+    delete_from_gateway,
+    push_to_gateway,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from trainer.runtime.atomic_files import write_json
+from trainer.telemetry.node import Node
+from trainer.telemetry.prometheus_metrics import Metric
+
+_PUSH_TIMEOUT_SECONDS = 5.0
+_JOB = "fullrank"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """What a run tells Prometheus and TensorBoard.
+
+    serve: whether each node has an HTTP exporter. address: where it listens; 0.0.0.0 for all
+    networks. port: 0 takes a free one; several runs on one machine want that, or a port each.
+    targets: a folder for notes of the exporters' addresses, as Prometheus' file discovery reads
+      them; empty: the run's folder.
+    push_url: a push gateway, for jobs that end before they are scraped; empty: none. It is pushed
+      to every `push_seconds` seconds and at the end. push_keep: whether the gateway keeps what was
+      pushed last when the run is over.
+    tables_by_rank: runs of at most so many tables show the numbers of each table by rank, too; of
+      more there would be too many series. 0: none does.
+    tensorboard: whether to write event files into DIR/tensorboard (needs the package tensorboard).
+    """
+
+    serve: bool = True
+    address: str = "127.0.0.1"
+    port: int = 0
+    targets: str = ""
+    push_url: str = ""
+    push_seconds: float = 15.0
+    push_keep: bool = True
+    tables_by_rank: int = 64
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"telemetry.port: expected 0 to 65535, got {self.port}")
+        try:
+            ipaddress.ip_address(self.address)
+        except ValueError:
+            raise ValueError(
+                "telemetry.address: expected an IP address (127.0.0.1, 0.0.0.0, ::1), got "
+                f"{self.address!r}"
+            ) from None
+        if self.push_url and urlsplit(self.push_url).scheme not in ("http", "https"):
+            raise ValueError(
+                "telemetry.push_url: expected a URL such as http://gateway:9091, got "
+                f"{self.push_url!r}"
+            )
+        if not (math.isfinite(self.push_seconds) and self.push_seconds > 0):
+            raise ValueError(
+                f"telemetry.push_seconds: expected a number > 0, got {self.push_seconds}"
+            )
+        if self.tables_by_rank < 0:
+            raise ValueError(
+                f"telemetry.tables_by_rank: expected a number >= 0, got {self.tables_by_rank}"
+            )
+        needs = {
+            "address": ("serve", self.serve),
+            "port": ("serve", self.serve),
+            "targets": ("serve", self.serve),
+            "push_seconds": ("push_url", bool(self.push_url)),
+            "push_keep": ("push_url", bool(self.push_url)),
+            "tables_by_rank": ("serve", self.exports),
+        }
+        for name, (other, present) in needs.items():
+            if not present and getattr(self, name) != getattr(type(self), name):
+                raise ValueError(
+                    f"telemetry.{name}: has no effect without telemetry.{other}, got "
+                    f"{getattr(self, name)!r}; remove it, or set telemetry.{other}"
+                )
+
+    @property
+    def exports(self) -> bool:
+        """Whether anything goes to Prometheus."""
+        return self.serve or bool(self.push_url)
+
+
+class Exporter:
+    """Shows a node's metrics over HTTP, pushes them to a gateway, or both.
+
+    node: the ranks. run: the run's name, a label of every series. number: of this node. folder: of
+    the run. say: is given lines for the log.
+    Attributes: port, where it listens; 0 if it does not.
+    """
+
+    def __init__(
+        self,
+        config: ExportConfig,
+        node: Node,
+        run: str,
+        number: int,
+        folder: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        self.config, self.port = config, 0
+        self._say, self._key = say, {"run": run, "node": str(number)}
+        self.registry = CollectorRegistry()
+        self.registry.register(NodeCollector(node, run))
+        self._server: _Server | None = None
+        self._note = (Path(config.targets) if config.targets else folder) / (
+            f"{run}-exporter-{number}.json" if config.targets else f"exporter-{number}.json"
+        )
+        self._end = threading.Event()
+        self._pushes: threading.Thread | None = None
+        self._push_failed = False
+        if config.serve:
+            self._serve()
+        if config.push_url:
+            self._pushes = threading.Thread(target=self._keep_pushing, name="push", daemon=True)
+            self._pushes.start()
+
+    def close(self) -> None:
+        """Push for the last time, stop listening, remove the note. Safe to call twice."""
+        if self._pushes is not None:
+            self._end.set()
+            self._pushes.join()
+            self._pushes = None
+            self._push()
+            if not self.config.push_keep:
+                self._attempt(
+                    lambda: delete_from_gateway(
+                        self.config.push_url, _JOB, self._key, _PUSH_TIMEOUT_SECONDS
+                    )
+                )
+        if self._server is not None:
+            self._note.unlink(missing_ok=True)  # first, so that nobody misses who does not answer
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def _serve(self) -> None:
+        """Start to listen and leave a note where, or say why not."""
+        config = self.config
+        try:
+            self._server = _Server(config.address, config.port, self.registry)
+        except OSError as error:
+            self._say(
+                f"metrics: cannot listen on {config.address}:{config.port} ({error}), training "
+                "goes on without; give each run of a machine a port of its own "
+                "(--telemetry.port, 0 takes a free one), or --telemetry.no-serve"
+            )
+            return
+        self.port = self._server.server_address[1]
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        thread.name = "metrics"
+        thread.start()
+        everywhere = ipaddress.ip_address(config.address).is_unspecified
+        host = socket.gethostname() if everywhere else config.address
+        host = f"[{host}]" if ":" in host else host
+        self._say(f"metrics: http://{host}:{self.port}/metrics")
+        labels = {"node": self._key["node"]}
+        try:
+            self._note.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._note, [{"targets": [f"{host}:{self.port}"], "labels": labels}])
+        except OSError as error:
+            self._say(f"metrics: {self._note} cannot be written ({error})")
+
+    def _keep_pushing(self) -> None:
+        """Push now and then until the run ends."""
+        while not self._end.wait(self.config.push_seconds):
+            self._push()
+
+    def _push(self) -> None:
+        config = self.config
+        self._attempt(
+            lambda: push_to_gateway(
+                config.push_url, _JOB, self.registry, self._key, _PUSH_TIMEOUT_SECONDS
+            )
+        )
+
+    def _attempt(self, call: Callable[[], None]) -> None:
+        """Talk to the gateway; say once that it does not answer."""
+        try:
+            call()
+            self._push_failed = False
+        except Exception as error:  # of any network; training goes on
+            if not self._push_failed:
+                self._say(
+                    f"metrics: {self.config.push_url} does not take them ({error}), training goes "
+                    "on; check --telemetry.push-url"
+                )
+            self._push_failed = True
+
+
+class NodeCollector(Collector):
+    """A node's series as prometheus_client renders them, made anew at every scrape."""
+
+    def __init__(self, node: Node, run: str) -> None:
+        self._node, self._run = node, run
+
+    def collect(self) -> Iterator[Family]:
+        """Yield a family per metric that has series."""
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for metric, labels, value in self._node.samples():
+            if metric.name not in families:
+                families[metric.name] = _family(metric)
+            families[metric.name].add_metric(
+                [{"run": self._run, **labels}[name] for name in metric.all_labels], value
+            )
+        yield from families.values()
+
+
+def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    return kind(metric.full_name, metric.help, labels=metric.all_labels)
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers scrapes, each in a thread of its own.
+
+    Raises:
+        OSError: the address or port cannot be had.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, address: str, port: int, registry: CollectorRegistry) -> None:
+        if ipaddress.ip_address(address).version == 6:
+            self.address_family = socket.AF_INET6
+        super().__init__((address, port), MetricsHandler.factory(registry))
+
+    def server_bind(self) -> None:
+        """Bind, without asking the name service for this machine's name as HTTPServer does."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that has hung up."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: MIT
+"""What a run tells its exporter: numbers that the loop has anyway, taken where they arise.
+
+Every rank notes its steps and its waiting, from the host alone. Rank 0 adds what an interval of the
+log has read from the device, and what evaluations find. Other ranks of a node send theirs to its
+first rank once a second (`trainer/telemetry/node.py`), which shows them
+(`trainer/telemetry/exporter.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainer.distributed.optimizer import learning_rates
+from trainer.telemetry.alerts import ADVICE
+from trainer.telemetry.exporter import Exporter
+from trainer.telemetry.node import Listener, Node, Sender, meet
+from trainer.telemetry.series import Values
+from trainer.telemetry.telemetry import StepReport
+from trainer.telemetry.tensorboard import EventWriter, check_installed
+
+if TYPE_CHECKING:
+    from trainer.trainer import Trainer
+
+_SEND_SECONDS = 1.0
+# A point of the curve and an evaluation -> gauges of the same numbers.
+_INTERVAL = {
+    "loss": "loss",
+    "auc": "auc",
+    "label_mean": "label_mean",
+    "prediction_mean": "prediction_mean",
+    "prediction_std": "prediction_stddev",
+    "rows_per_second": "rows_per_second",
+    "input_wait": "input_wait_ratio",
+    "loss_scale": "loss_scale",
+    "gradient_norm": "gradient_norm",
+    "step_features": "step_features",
+    "step_lookups": "step_lookups",
+    "step_collectives": "step_collectives",
+    "step_bytes_sent": "step_sent_bytes",
+}
+_EVALUATION = {
+    "auc": "evaluation_auc",
+    "gauc": "evaluation_gauc",
+    "logloss": "evaluation_logloss",
+    "ne": "evaluation_normalized_entropy",
+    "calibration": "evaluation_calibration_ratio",
+    "rows": "evaluation_rows",
+}
+_TABLE = {
+    "rows": "table_rows",
+    "occupancy": "table_occupancy_ratio",
+    "hit_rate": "table_hit_ratio",
+    "missing": "table_missing_ratio",
+    "top_share": "table_top_ratio",
+    "mean_norm": "table_row_norm_mean",
+    "max_norm": "table_row_norm_max",
+}
+_WHOLE_TABLE = {"touched": "table_rows_used", "bytes": "table_bytes"}
+_STAGES = {"step_ids_in": "in", "step_ids_sent": "sent", "step_ids_looked_up": "looked_up"}
+_DYNAMIC = "dynamic_"
+
+
+class Monitor:
+    """Keeps the series of one rank up to date; told of everything by `Telemetry`.
+
+    Attributes: values.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.values = Values()
+        self._trainer = trainer
+        self._sender: Sender | None = None
+        self._closing: list[Any] = []
+        self._before = time.perf_counter()
+        self._wait = trainer.telemetry.timer.seconds
+        self._sent, self._samples = 0.0, 0
+        self._phases = dict(trainer.pipeline.phases.seconds)
+        self._skipped = trainer.precision.num_skipped
+        self._own = trainer.tables.own
+        tables = len(trainer.config.schema.tables)
+        self._by_rank = tables <= trainer.config.telemetry.tables_by_rank
+        if trainer.runtime.is_first:
+            self._describe()
+            trainer.saver.concluded = self._note_checkpoints  # the last one, after all steps
+        if trainer.runtime.local_rank == 0:
+            self.values.set("restarts", trainer.runtime.restarts)
+
+    def open(self) -> None:
+        """Connect the ranks of a node and start its exporter. Collective."""
+        trainer, runtime = self._trainer, self._trainer.runtime
+        say, path, listener = trainer.telemetry.say, "", None
+        if runtime.local_rank == 0:
+            node = Node(runtime.rank, self.values, runtime.local_world_size)
+            number = runtime.rank // runtime.local_world_size
+            run = trainer.output.resolve().name
+            settings = trainer.config.telemetry
+            exporter = Exporter(settings, node, run, number, trainer.output, say)
+            self._closing.append(exporter)
+            if runtime.local_world_size > 1:
+                try:
+                    listener = Listener(node)
+                    self._closing.append(listener)
+                    path = listener.path
+                except OSError as error:
+                    say(f"metrics: the ranks of this node cannot be merged ({error})")
+        path = meet(runtime, path)
+        if runtime.local_rank and path:
+            with contextlib.suppress(OSError):  # rank 0 has died; the run will say so itself
+                self._sender = Sender(path, runtime.rank, self.values)
+                self._sender.send()
+
+    def step(self, report: StepReport) -> None:
+        """Note a finished step, from what the host knows."""
+        values, now = self.values, time.perf_counter()
+        waited = self._trainer.telemetry.timer.seconds
+        values.add("train_seconds_total", now - self._before)
+        values.add("input_wait_seconds_total", waited - self._wait)
+        values.add("rank_input_wait_seconds_total", waited - self._wait)
+        self._before, self._wait = now, waited
+        values.set("rank_step", report.step)
+        values.set("rank_last_step_timestamp_seconds", time.time())
+        self._note_phases()
+        self._note_tables()
+        if self._trainer.runtime.is_first:
+            values.set("step", report.step)
+            values.set("last_step_timestamp_seconds", time.time())
+            values.add("steps_total", 1)
+            values.add("rows_total", report.rows)
+            values.set("learning_rate", report.learning_rate, "dense")
+            rates = learning_rates(self._trainer.parallel.fused_optimizer)
+            if rates:
+                values.set("learning_rate", max(rates), "tables")
+            self._note_checkpoints()
+        if now - self._sent >= _SEND_SECONDS:
+            self._sent = now
+            self._note_memory()
+            if self._sender is not None:
+                self._sender.send()
+
+    def interval(self, record: Mapping[str, Any]) -> None:
+        """Note a point of the curve."""
+        values, trainer = self.values, self._trainer
+        for name, series in _INTERVAL.items():
+            if name in record:
+                values.set(series, record[name])
+        if record["label_mean"]:
+            values.set("calibration_ratio", record["prediction_mean"] / record["label_mean"])
+        for name, stage in _STAGES.items():
+            if name in record:
+                values.set("step_ids", record[name], stage)
+        values.set("steps_skipped_total", record["skipped"] - self._skipped)
+        values.add("steps_nonfinite_total", record["nonfinite_steps"])
+        ringing = {*record["alarms"], *(("no_weight",) if trainer.weights.ringing else ())}
+        for name in ADVICE:
+            values.set("alarm_active", name in ringing, name)
+        values.set("pipelined_modules", trainer.pipeline.num_pipelined)
+        if values.get("sharded_modules") is None:
+            values.set("sharded_modules", len(trainer.parallel.sharded_modules))
+
+    def evaluation(
+        self, step: int, metrics: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Note an evaluation; its time is none of training."""
+        self._before = time.perf_counter()
+        self._note_tables()
+        if self._sender is not None:
+            self._sender.send()
+        if not self._trainer.runtime.is_first:
+            return
+        values = self.values
+        values.set("evaluation_timestamp_seconds", time.time())
+        for name, series in _EVALUATION.items():
+            if name in metrics:
+                values.set(series, metrics[name])
+        for record in ranks:
+            place = str(record["layer"]), record["module"], record["path"]
+            for name, series in (("erank", "effective_rank"), ("ferank", "effective_rank_ratio")):
+                if record.get(name) is not None:
+                    values.set(series, record[name], *place)
+        self._note_checkpoints()
+
+    def close(self) -> None:
+        """Send and push for the last time; end the exporter. Safe to call twice."""
+        if self._sender is not None:
+            self._sender.send()
+            self._sender.close()
+        while self._closing:
+            self._closing.pop(0).close()  # the exporter first, while ranks are there
+
+    def _describe(self) -> None:
+        """Set what does not change."""
+        trainer, values = self._trainer, self.values
+        config = trainer.config
+        dense = config.parallel.describe()
+        values.set("run_info", 1, config.recipe, config.precision.dtype, dense)
+        values.set("start_timestamp_seconds", time.time())
+        values.set("step", trainer.step)
+        values.set("steps_expected", trainer.end_step)
+        values.set("checkpoint_interval_seconds", config.checkpoint.interval_seconds)
+        for name in ("steps_total", "rows_total", "steps_skipped_total", "steps_nonfinite_total"):
+            values.set(name, 0)
+        self._note_checkpoints()
+
+    def _note_phases(self) -> None:
+        """Add what the samples read since the last step have found."""
+        phases = self._trainer.pipeline.phases
+        if phases.samples == self._samples:
+            return
+        self.values.add("sampled_steps_total", phases.samples - self._samples)
+        for name, seconds in phases.seconds.items():
+            self.values.add("sampled_phase_seconds_total", seconds - self._phases[name], name)
+        self.values.set("rank_own_seconds", phases.own_seconds)
+        self._samples, self._phases = phases.samples, dict(phases.seconds)
+
+    def _note_tables(self) -> None:
+        """Note what tables are used for, if that is new: on this rank and, on rank 0, on all."""
+        tables, values = self._trainer.tables, self.values
+        if tables.own is self._own:
+            return
+        self._own = tables.own
+        own: Mapping[str, Any] = self._own if self._by_rank else {}
+        for scope, found in (("rank_", own), ("", tables.numbers)):
+            names = _TABLE if scope else {**_TABLE, **_WHOLE_TABLE}
+            for table, numbers in found.items():
+                for name, number in numbers.items():
+                    if name in names:
+                        values.set(scope + names[name], number, table)
+                    elif name.startswith(_DYNAMIC):
+                        outcome = name.removeprefix(_DYNAMIC)
+                        values.set(f"{scope}table_ids", number, table, outcome)
+
+    def _note_checkpoints(self) -> None:
+        """Take over what the saver knows of itself."""
+        saver, values = self._trainer.saver, self.values
+        values.set("checkpoint_stall_seconds_total", saver.stalled_seconds)
+        values.set("checkpoint_failures_total", saver.num_failed)
+        if saver.newest is not None:
+            step, written = saver.newest
+            values.set("checkpoint_step", step)
+            values.set("checkpoint_timestamp_seconds", written)
+
+    def _note_memory(self) -> None:
+        """Note what this process holds."""
+        with contextlib.suppress(OSError, IndexError, ValueError):  # where there is no /proc
+            pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+            self.values.set("rank_resident_memory_bytes", pages * os.sysconf("SC_PAGE_SIZE"))
+        if self._trainer.runtime.device.type == "cuda":
+            self.values.set("rank_device_memory_bytes", torch.cuda.memory_allocated())
+
+
+def watch(trainer: Trainer) -> None:
+    """Let exporter and event files follow a run, as it is configured. Collective.
+
+    Raises:
+        ValueError: event files are wanted, and their package is missing.
+    """
+    config = trainer.config.telemetry
+    if config.tensorboard:
+        check_installed()
+    if config.exports:
+        monitor = Monitor(trainer)
+        trainer.telemetry.listeners.append(monitor)
+        monitor.open()
+    if config.tensorboard and trainer.runtime.is_first:
+        writer = EventWriter(trainer.output / "tensorboard", trainer.step)
+        trainer.telemetry.listeners.append(writer)

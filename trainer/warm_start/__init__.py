@@ -1,0 +1,1 @@
+"""Starting a run from the state of earlier runs, group by group."""
