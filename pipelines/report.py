@@ -72,7 +72,7 @@ def report(runs: Sequence[Path], output: Path) -> Path:
     if night is not None:
         found = [dataclasses.replace(run, name="candidate") for run in found]
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=FileSystemLoader(Path(__file__).parent / "reporting" / "templates"),
         autoescape=True,
         trim_blocks=True,
     )
