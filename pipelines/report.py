@@ -87,7 +87,7 @@ def report(runs: Sequence[Path], output: Path) -> Path:
         labels=_labels(found),
         epochs=_epochs(found),
         notes=[f"{run.name}: {note}" for run in found for note in run.notes],
-        alarms=_alarms(found),
+        alerts=_alerts(found),
         curves=_curves(found),
         intervals=intervals(found),
         interval_note=INTERVALS,
@@ -190,15 +190,15 @@ def _epochs(runs: Sequence[Run]) -> dict[str, Any] | None:
     return _plain(["Test AUC after epoch", *(str(epoch) for epoch in epochs)], rows)
 
 
-def _alarms(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return (run, text) of every alarm, and of predictions that were not finite."""
+def _alerts(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Return (run, text) of every alert, and of predictions that were not finite."""
     found: list[tuple[str, str]] = []
     for run in runs:
         steps: dict[str, list[int]] = {}
         for point in run.curve:
-            for name in _texts(point.get("alarms")):
+            for name in _texts(point.get("alerts")):
                 steps.setdefault(name, []).append(point.get("step", 0))
-        for name in _texts(run.metrics.get("alarms")):
+        for name in _texts(run.metrics.get("alerts")):
             steps.setdefault(name, [])
         for name, where in steps.items():
             text = f" at {len(where)} points, steps {where[0]:,} to {where[-1]:,}" if where else ""

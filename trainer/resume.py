@@ -172,7 +172,7 @@ def plan_steps(trainer: Trainer) -> tuple[int, int]:
 
 
 def restore_gathered(trainer: Trainer) -> None:
-    """Let reports and alarms go on gathering where the run that is resumed has left them."""
+    """Restore what reports and alerts had gathered when the run was saved."""
     if trainer.gathered is not None:
         manifest, examples = trainer.gathered
         trainer.saver.newest = manifest["step"], manifest.get("saved", 0.0)

@@ -30,8 +30,8 @@ CHECKPOINTS = "checkpoints"
 # What may differ between a run and its continuation: it changes no result.
 _FREE = {
     *(
-        "log",
         "telemetry",
+        "export",
         "checkpoint",
         "loader.num_workers",
         "loader.prefetch_windows",

@@ -32,7 +32,7 @@ def run_metrics(trainer: Trainer) -> dict[str, Any]:
         "compiled_graphs": num_graphs() if config.parallel.compile else 0,
         "out_of_range": count_out_of_range(trainer),
         **trainer.tables.counts,
-        "alarms": sorted(
-            {*trainer.telemetry.alarms, *trainer.weights.first_steps, *trainer.tables.first_steps}
+        "alerts": sorted(
+            {*trainer.telemetry.alerts, *trainer.weights.first_steps, *trainer.tables.first_steps}
         ),
     }

@@ -107,14 +107,14 @@ class Trainer:
         self.schedule = config.dense.schedule.build(
             self.total_steps, self.dense.optimizer, self.parallel.fused_optimizer
         )
-        self.telemetry = config.log.build(output, runtime.rank, self.end_step)
+        self.telemetry = config.telemetry.build(output, runtime.rank, self.end_step)
         if runtime.is_first:
             # An evaluation at the step that is resumed from will be made again.
             truncate(output / EVALUATIONS, self.step - 1)
         self.reached = last_step(output / CURVES) if runtime.is_first else 0
         self.telemetry.start(self.step, self.rows)
         self.cadence = config.checkpoint.build(runtime.group)
-        self.tables = TableWatch(self.parallel, runtime, config.log.interval_steps)
+        self.tables = TableWatch(self.parallel, runtime, config.telemetry.interval_steps)
         self.tables.start(output, self.step)
         self.saver = Saver(
             checkpoints_of(output, config),
@@ -186,11 +186,11 @@ class Trainer:
         with self.signals.noted():
             while self.step < end:
                 self._train_step(batches)
-                if self.step % self.config.log.interval_steps == 0 or self.step == end:
+                if self.step % self.config.telemetry.interval_steps == 0 or self.step == end:
                     for line in kernels.news():
                         self.telemetry.say(f"attention by {line}")
-                    rung = self.weights.interval(self.step) + self.tables.interval(self.step)
-                    for message in rung:
+                    raised = self.weights.interval(self.step) + self.tables.interval(self.step)
+                    for message in raised:
                         self.telemetry.say(message, loud=True)
                 if self.stopping and self.step < self.end_step:
                     self._stop()
@@ -213,7 +213,7 @@ class Trainer:
             tower = self.parallel.model.get_submodule("tower")
             assert isinstance(tower, SpecFormer)
             tower.set_warmup(self.step < self.config.spatial_warmup * self.total_steps)
-        interval = self.config.log.interval_steps
+        interval = self.config.telemetry.interval_steps
         with self.tables.step(self.step + 1), self.pipeline.phases.step(self.step + 1, interval):
             predictions = self.pipeline.progress(batches)
         result = self.pipeline.last_step

@@ -98,7 +98,7 @@ def main() -> None:
     options, overrides = parser.parse_known_args()
     steps = 2 * options.block * (options.pairs + 1)
     words = ["--data.path", options.data, "--max-steps", str(steps), "--epochs", "100"]
-    words += ["--log.interval-steps", str(INTERVAL), "--log.mode", "quiet"]
+    words += ["--telemetry.interval-steps", str(INTERVAL), "--telemetry.mode", "quiet"]
     config = apply_overrides(load_recipe(options.recipe), [*words, *overrides])
     runtime = start(config.runtime)
     with tempfile.TemporaryDirectory() as folder:

@@ -107,7 +107,7 @@ def main() -> int:
                 output = words.output / f"{recipe}-{name}-{seed}"
                 if auc_of(output) is None:
                     given = [recipe, "--output", str(output), "--data.path", words.data]
-                    given += ["--log.mode", "quiet", "--runtime.seed", str(seed)]
+                    given += ["--telemetry.mode", "quiet", "--runtime.seed", str(seed)]
                     given += [*(_DAYS if recipe.endswith(".globo") else ()), *SETTINGS[name]]
                     began = time.monotonic()
                     processes = [

@@ -163,10 +163,10 @@ def test_nodes_of_a_volcano_job_find_node_0_and_start_the_trainer(tmp_path: Path
     config = apply_overrides(load_recipe(first[cut + 1]), first[cut + 4 :])
     assert config.data.path == "data"
     annotations = task["template"]["metadata"]["annotations"]
-    assert annotations["prometheus.io/port"] == str(config.telemetry.port)
+    assert annotations["prometheus.io/port"] == str(config.export.port)
     (container,) = task["template"]["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"c10d": 29500, "metrics": config.telemetry.port}
+    assert ports == {"c10d": 29500, "metrics": config.export.port}
     # As torchx would start it, but for the launcher's own options.
     (role,) = train(recipe=first[cut + 1], output=first[cut + 3], j="2x4").roles
     assert shlex.join(first[cut - 1 : cut + 4]) in role.args[1]

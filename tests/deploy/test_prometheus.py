@@ -234,7 +234,7 @@ def scraped_job(runtime: Runtime, config: TrainConfig, output: Path, port: int) 
                 for text in SHOWN
                 if not isinstance(server.ask(text.replace("$run", ".*")), list)
             ]
-            note = Path(config.telemetry.targets) / f"{output.name}-exporter-0.json"
+            note = Path(config.export.targets) / f"{output.name}-exporter-0.json"
             seen["note"] = note.read_text("utf-8")
         if last:
             dist.barrier()  # nobody leaves before
@@ -249,7 +249,7 @@ def scraped_job(runtime: Runtime, config: TrainConfig, output: Path, port: int) 
 def test_a_real_server_sees_a_run_come_and_go(processes, tmp_path):
     logs, runs = generate(tmp_path / "logs"), tmp_path / "runs"
     with serving(tmp_path) as server:
-        targets = ("--telemetry.targets", str(tmp_path / "targets"))
+        targets = ("--export.targets", str(tmp_path / "targets"))
         config, port = small("dlrm.demo", logs, *targets), server.port
         seen = processes.run(scraped_job, config, runs / "one", port)[0]
         assert (seen["fullrank_ranks"], seen["count(fullrank_rank_step)"]) == (2, 2)

@@ -29,7 +29,7 @@ UNTRIED = ("dmesg", "py-spy", "nproc; iostat", "curl", "rm")
 def run(tmp_path):
     """A folder with what a run and a night that once failed have left."""
     (tmp_path / "RUN" / "checkpoints" / "step-2").mkdir(parents=True)
-    lines = ["step 1", "ALARM auc_stuck", "error: something", "error: again"]
+    lines = ["step 1", "ALERT auc_stuck", "error: something", "error: again"]
     (tmp_path / "RUN.log").write_text("\n".join(lines))
     candidate = tmp_path / "DIR" / "nights" / "DATE" / ".candidate.unfinished"
     candidate.mkdir(parents=True)
@@ -53,14 +53,14 @@ def test_there_are_as_many_that_run_as_there_are_that_cannot():
     assert len(untried) == len(UNTRIED) <= len(SHELL) / 2
 
 
-def test_every_setting_series_alarm_and_panel_it_names_exists():
+def test_every_setting_series_alert_and_panel_it_names_exists():
     settings = set(re.findall(r"--[a-z]+\.[a-z.-]+[a-z]", RUNBOOK))
     assert settings <= set(setting_names(load_recipe("specformer.demo")))
     assert len(settings) >= 8
     named = set(re.findall(r"`(fullrank_[a-z_]+)`", RUNBOOK))
     assert named and named <= {metric.full_name for metric in METRICS}
-    section = RUNBOOK.partition("## FullRankAlarm")[2].partition("\n## ")[0]
-    assert set(re.findall(r"`([a-z_]+)`[:, and]", section)) - {"alarm"} >= set(ADVICE)
+    section = RUNBOOK.partition("## FullRankAlert")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`([a-z_]+)`[:, and]", section)) - {"alert"} >= set(ADVICE)
     dashboard = json.loads((ROOT / "deploy" / "grafana" / "fullrank.json").read_text("utf-8"))
     titles = {panel["title"] for panel in dashboard["panels"]}
     panels = re.findall(r'(?:dashboard\'s "([^"]+)"|"([^"]+)" on the dashboard)', RUNBOOK)

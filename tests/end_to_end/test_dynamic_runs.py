@@ -239,16 +239,16 @@ def test_a_table_grows_and_shrinks_between_nights_and_ids_keep_vector_and_state(
 
 
 @pytest.mark.dist
-def test_counts_and_alarms_of_tables_go_on_where_a_run_was_interrupted(
+def test_counts_and_alerts_of_tables_go_on_where_a_run_was_interrupted(
     processes: Processes, logs: Path, tmp_path: Path
 ) -> None:
-    words = ("--checkpoint.interval-steps", "4", "--log.interval-steps", "2")
+    words = ("--checkpoint.interval-steps", "4", "--telemetry.interval-steps", "2")
     config = dynamic(runs.small("dlrm.demo", logs, *words), 16, eviction="none")
     metrics = processes.run(runs.train, config, tmp_path / "whole", world_size=1)[0]
-    assert metrics["alarms"] == ["failed_inserts"]
+    assert metrics["alerts"] == ["failed_inserts"]
     processes.run(runs.train_until, config, tmp_path / "cut", 7, world_size=1)
     resumed = processes.run(runs.train, config, tmp_path / "cut", world_size=1)[0]
-    assert resumed["alarms"] == ["failed_inserts"]
+    assert resumed["alerts"] == ["failed_inserts"]
     lines = [
         json.loads((tmp_path / name / "tables.jsonl").read_text("utf-8").splitlines()[-1])["tables"]
         for name in ("whole", "cut")

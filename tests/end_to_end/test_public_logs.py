@@ -21,7 +21,7 @@ pytestmark = [
 
 def config_of(recipe, arguments, *more):
     paths = [str(DATA / part) if "/" in part else part for part in arguments]
-    return apply_overrides(load_recipe(recipe), [*paths, "--log.mode", "quiet", *more])
+    return apply_overrides(load_recipe(recipe), [*paths, "--telemetry.mode", "quiet", *more])
 
 
 # Two of the eleven days that the README's figures are of: 43,000 rows instead of 373,520.

@@ -45,7 +45,7 @@ WORDS += ["--retries", "0", "--replicates", "20", "--gate-min-rows", "10", "--ga
 WORDS += ["--gate-min-auc", "0", "--gate-max-calibration-error", "9", "--gate-max-auc-loss", "1"]
 WORDS += ["--gate-max-logloss-gain", "1", "--gate-max-gauc-loss", "1"]
 WORDS += ["--gate-max-calibration-gain", "9", "--"]
-WORDS += ["--loader.batch-size", "32", "--log.mode", "quiet", "--runtime.num-threads", "1"]
+WORDS += ["--loader.batch-size", "32", "--telemetry.mode", "quiet", "--runtime.num-threads", "1"]
 WORDS += ["--checkpoint.interval-steps", "4", "--checkpoint.interval-seconds", "0"]
 
 
@@ -167,7 +167,7 @@ def test_flipped_labels_are_refused_a_day_of_unseen_ids_is_measured_and_a_good_o
         words = ["--recipe", "dlrm.demo", "--raw", str(raw), "--output", str(tmp_path / "out")]
         words += ["--ready", "manifest", "--first-days", "2", "--retries", "0"]
         words += ["--gate-max-drift", "9", "--gate-max-calibration-error", "0.5"]
-        words += ["--replicates", "50", "--", "--log.mode", "quiet"]
+        words += ["--replicates", "50", "--", "--telemetry.mode", "quiet"]
         words += ["--loader.batch-size", "64", "--runtime.num-threads", "1"]
         words += ["--dense.learning-rate", "0.01", "--sparse.learning-rate", "0.1"]
         log.unlink(missing_ok=True)

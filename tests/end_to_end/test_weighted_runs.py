@@ -212,7 +212,7 @@ def config_of(folder, schema, *overrides):
             *("--data.path", str(folder), "--loader.batch-size", "32", "--epochs", "2"),
             *("--data.train-days", runs.DAYS[0], "--data.test-days", runs.DAYS[1]),
             *("--sparse.learning-rate", "0.2", "--dense.learning-rate", "0.01"),
-            *("--log.interval-steps", "1", "--log.mode", "quiet", *overrides),
+            *("--telemetry.interval-steps", "1", "--telemetry.mode", "quiet", *overrides),
         ],
     )
 

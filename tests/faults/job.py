@@ -30,7 +30,7 @@ def configure(logs: str, words: list[str]) -> TrainConfig:
         "dlrm.demo",
         Path(logs),
         *("--epochs", str(EPOCHS), "--checkpoint.interval-steps", "2"),
-        *("--runtime.device", "cpu", "--runtime.num-threads", "1", "--log.mode", "plain"),
+        *("--runtime.device", "cpu", "--runtime.num-threads", "1", "--telemetry.mode", "plain"),
         *("--loader.order", "shuffle", "--loader.shuffle-rows", "256"),
         *("--checkpoint.interval-seconds", "0"),
         *words,

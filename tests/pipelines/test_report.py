@@ -18,10 +18,10 @@ from tests.support.report_pages import Page, page, write_run
 def test_every_section_and_value_is_on_the_page(tmp_path):
     runs = [
         write_run(tmp_path / "first", 0.74, ceiling_auc=0.76),
-        write_run(tmp_path / "second", 0.73, alarms=["auc_stuck"], nonfinite_predictions=3.0),
+        write_run(tmp_path / "second", 0.73, alerts=["auc_stuck"], nonfinite_predictions=3.0),
     ]
     _, found = page(runs, tmp_path)
-    for section in ("summary", "alarms", "curves", "ranks", "config"):
+    for section in ("summary", "alerts", "curves", "ranks", "config"):
         assert section in found.ids
     header = found.row("Run")
     first = dict(zip(header, found.row("first"), strict=True))

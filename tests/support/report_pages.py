@@ -80,7 +80,7 @@ def write_run(folder: Path, auc: float = 0.74, charts: bool = True, **metrics) -
     with (folder / "curves.jsonl").open("w") as file:
         for step in range(10, 310, 10) if charts else ():
             point = {"step": step, "rows": step * 100, "loss": 1 / step, "auc": 0.5 + step / 1000}
-            point |= {"rows_per_second": 2e4, "input_wait": 0.03, "alarms": []}
+            point |= {"rows_per_second": 2e4, "input_wait": 0.03, "alerts": []}
             file.write(json.dumps(point if step > 10 else point | {"auc": None}) + "\n")
     if charts:
         records = [

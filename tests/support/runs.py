@@ -46,7 +46,7 @@ def small(recipe: str, logs: Path, *overrides: str) -> TrainConfig:
         [
             *("--data.path", str(logs), "--data.train-days", DAYS[0], "--data.test-days", DAYS[1]),
             *("--loader.batch-size", str(BATCH), "--loader.order", "none"),
-            *("--log.interval-steps", "1", "--log.mode", "quiet"),
+            *("--telemetry.interval-steps", "1", "--telemetry.mode", "quiet"),
             *overrides,
         ],
     )

@@ -200,5 +200,5 @@ class Saver:
         if not isinstance(self._error, RunError):
             raise self._error
         self._say(
-            f"ALARM {self._error}; training goes on, the next checkpoint is tried in its turn", True
+            f"ALERT {self._error}; training goes on, the next checkpoint is tried in its turn", True
         )

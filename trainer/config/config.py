@@ -98,8 +98,8 @@ class TrainConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    log: TelemetryConfig = field(default_factory=TelemetryConfig)
-    telemetry: ExportConfig = field(default_factory=ExportConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     inherit: InheritConfig = field(default_factory=InheritConfig)
     epochs: int = 1
     max_steps: int = 0

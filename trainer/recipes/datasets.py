@@ -133,6 +133,6 @@ def _config(
         ),
         sparse=sparse,
         precision=PrecisionConfig(max_norm=1.0),
-        log=TelemetryConfig(interval_steps=20),
+        telemetry=TelemetryConfig(interval_steps=20),
         epochs=epochs,
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Alarms: failures that a falling loss can hide, named loudly, with likely causes and a way out.
+"""Alerts: failures that a falling loss can hide, named loudly, with likely causes and a way out.
 
 A ranking model that predicts the base rate for everyone has a respectable log loss and an AUC of
 0.5, and a trainer that waits for its loader still prints progress. Both are found here, from one
@@ -73,24 +73,24 @@ ADVICE = {
 }
 
 
-class Alarms:
+class Alerts:
     """Watches the training curve.
 
-    after_steps: steps of warm-up without alarms (a loss that is not finite rings at once).
+    after_steps: steps of warm-up without alerts (a loss that is not finite raises one at once).
     intervals: points in a row that make a stuck AUC or a slow input.
-    Attributes: ringing (names true of the latest point), first_steps (step by name).
+    Attributes: active (names true of the latest point), first_steps (step by name).
     """
 
     def __init__(self, after_steps: int, intervals: int) -> None:
         self.after_steps = after_steps
         self.intervals = intervals
-        self.ringing: set[str] = set()
+        self.active: set[str] = set()
         self.first_steps: dict[str, int] = {}
         self._stuck = 0
         self._starved = 0
 
     def check(self, record: Mapping[str, float]) -> dict[str, str]:
-        """Take a point of the curve; return name -> message of the alarms that begin with it."""
+        """Take a point of the curve; return name -> message of the alerts that begin with it."""
         found: dict[str, str] = {}
         if not math.isfinite(record["loss"]):
             found["nonfinite_loss"] = "no step of this interval had a finite loss"
@@ -100,17 +100,17 @@ class Alarms:
         new = {
             name: f"{message}. {ADVICE[name]}"
             for name, message in found.items()
-            if name not in self.ringing
+            if name not in self.active
         }
-        self.ringing = set(found)
+        self.active = set(found)
         for name in new:
             self.first_steps.setdefault(name, int(record["step"]))
         return new
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is ringing and what may ring soon, as plain data."""
+        """Return what is active and what may become active soon, as plain data."""
         return {
-            "ringing": sorted(self.ringing),
+            "active": sorted(self.active),
             "first_steps": self.first_steps,
             "stuck": self._stuck,
             "starved": self._starved,
@@ -118,7 +118,7 @@ class Alarms:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`."""
-        self.ringing, self.first_steps = set(state["ringing"]), dict(state["first_steps"])
+        self.active, self.first_steps = set(state["active"]), dict(state["first_steps"])
         self._stuck, self._starved = state["stuck"], state["starved"]
 
     def _lasting(self, record: Mapping[str, float]) -> dict[str, str]:
@@ -140,7 +140,7 @@ class Alarms:
 
 
 def constant_predictions(record: Mapping[str, float]) -> dict[str, str]:
-    """Return an alarm if the predictions are all but one value."""
+    """Return an alert if the predictions are all but one value."""
     mean, label_mean = record["prediction_mean"], record["label_mean"]
     spread = record["prediction_std"]
     scale = math.sqrt(label_mean * (1 - label_mean)) if 0 < label_mean < 1 else 1.0
@@ -153,7 +153,7 @@ def constant_predictions(record: Mapping[str, float]) -> dict[str, str]:
 
 
 def one_sided_predictions(record: Mapping[str, float]) -> dict[str, str]:
-    """Return an alarm if all predictions lie on one side of the labels' mean, and far from it."""
+    """Return an alert if all predictions lie on one side of the labels' mean, and far from it."""
     mean, label_mean = record["prediction_mean"], record["label_mean"]
     least, most = record["prediction_min"], record["prediction_max"]
     if not 0 < label_mean < 1 or not (least > label_mean or most < label_mean):
@@ -168,7 +168,7 @@ def one_sided_predictions(record: Mapping[str, float]) -> dict[str, str]:
 
 
 def full_tables(table: str, counts: Mapping[str, int]) -> dict[str, str]:
-    """Return alarms of a dynamic table that cannot hold its ids.
+    """Return alerts of a dynamic table that cannot hold its ids.
 
     counts: of an interval on all ranks, by their names in `embeddings/dynamic/idmap.py`.
     """
@@ -201,15 +201,15 @@ class LabelWeights:
         self.labels = tuple(labels)
         self.first_steps: dict[str, int] = {}
         self._group = group
-        self._ringing: set[str] = set()
+        self._active: set[str] = set()
         self._local: Tensor | None = None
         self._resumed = False
         self.begin_epoch(0)
 
     @property
-    def ringing(self) -> bool:
+    def active(self) -> bool:
         """Whether a label had no weight at all in the latest interval."""
-        return bool(self._ringing)
+        return bool(self._active)
 
     def begin_epoch(self, step: int) -> None:
         """Begin an epoch after `step` finished steps, or go on in the one that was resumed."""
@@ -225,7 +225,7 @@ class LabelWeights:
         self._local = local if self._local is None else self._local + local
 
     def interval(self, step: int) -> list[str]:
-        """End an interval with `step`; return the alarms that begin with it. Collective.
+        """End an interval with `step`; return the alerts that begin with it. Collective.
 
         Raises nothing: a label that is absent for some hours may come back.
         """
@@ -236,13 +236,13 @@ class LabelWeights:
         total = total.cpu()
         self._epoch += total
         empty = [label for label, sum_ in zip(self.labels, total.tolist(), strict=True) if not sum_]
-        new = [label for label in empty if label.name not in self._ringing]
-        self._ringing = {label.name for label in empty}
+        new = [label for label in empty if label.name not in self._active]
+        self._active = {label.name for label in empty}
         first, self._interval_start = self._interval_start + 1, step
         if new:
             self.first_steps.setdefault("no_weight", step)
         return [
-            f"ALARM no_weight at step {step:,}: {_without_weight(label, first, step)}. "
+            f"ALERT no_weight at step {step:,}: {_without_weight(label, first, step)}. "
             f"{ADVICE['no_weight']}"
             for label in new
         ]
@@ -255,7 +255,7 @@ class LabelWeights:
             "epoch_start": self._epoch_start,
             "interval_start": self._interval_start,
             "epoch": (self._epoch + total.cpu()).tolist(),
-            "ringing": sorted(self._ringing),
+            "active": sorted(self._active),
             "first_steps": self.first_steps,
         }
 
@@ -263,7 +263,7 @@ class LabelWeights:
         """Go on in the epoch of `state_dict`."""
         self._epoch_start, self._interval_start = state["epoch_start"], state["interval_start"]
         self._epoch = torch.tensor(state["epoch"], dtype=torch.float64)
-        self._ringing, self.first_steps = set(state["ringing"]), dict(state["first_steps"])
+        self._active, self.first_steps = set(state["active"]), dict(state["first_steps"])
         self._resumed = True
 
     def check_epoch(self, step: int) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What a person sees of a run, on stderr: a progress bar, a line an interval, JSON, or alarms.
+"""What a person sees of a run, on stderr: a progress bar, a line an interval, JSON, or alerts.
 
-Rank 0 speaks; in every mode an alarm is printed.
+Rank 0 speaks; in every mode an alert is printed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Console:
             return
         if self.mode == "json":
             now = datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
-            line = json.dumps({"time": now, "level": "alarm" if loud else "info", "message": text})
+            line = json.dumps({"time": now, "level": "alert" if loud else "info", "message": text})
             print(line, file=sys.stderr, flush=True)
             return
         line = f"{datetime.datetime.now():%H:%M:%S} {text}"

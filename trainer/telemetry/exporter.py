@@ -68,26 +68,24 @@ class ExportConfig:
     def __post_init__(self) -> None:
         """Check the fields."""
         if not 0 <= self.port <= 65535:
-            raise ValueError(f"telemetry.port: expected 0 to 65535, got {self.port}")
+            raise ValueError(f"export.port: expected 0 to 65535, got {self.port}")
         try:
             ipaddress.ip_address(self.address)
         except ValueError:
             raise ValueError(
-                "telemetry.address: expected an IP address (127.0.0.1, 0.0.0.0, ::1), got "
+                "export.address: expected an IP address (127.0.0.1, 0.0.0.0, ::1), got "
                 f"{self.address!r}"
             ) from None
         if self.push_url and urlsplit(self.push_url).scheme not in ("http", "https"):
             raise ValueError(
-                "telemetry.push_url: expected a URL such as http://gateway:9091, got "
+                "export.push_url: expected a URL such as http://gateway:9091, got "
                 f"{self.push_url!r}"
             )
         if not (math.isfinite(self.push_seconds) and self.push_seconds > 0):
-            raise ValueError(
-                f"telemetry.push_seconds: expected a number > 0, got {self.push_seconds}"
-            )
+            raise ValueError(f"export.push_seconds: expected a number > 0, got {self.push_seconds}")
         if self.tables_by_rank < 0:
             raise ValueError(
-                f"telemetry.tables_by_rank: expected a number >= 0, got {self.tables_by_rank}"
+                f"export.tables_by_rank: expected a number >= 0, got {self.tables_by_rank}"
             )
         needs = {
             "address": ("serve", self.serve),
@@ -100,8 +98,8 @@ class ExportConfig:
         for name, (other, present) in needs.items():
             if not present and getattr(self, name) != getattr(type(self), name):
                 raise ValueError(
-                    f"telemetry.{name}: has no effect without telemetry.{other}, got "
-                    f"{getattr(self, name)!r}; remove it, or set telemetry.{other}"
+                    f"export.{name}: has no effect without export.{other}, got "
+                    f"{getattr(self, name)!r}; remove it, or set export.{other}"
                 )
 
     @property
@@ -172,7 +170,7 @@ class Exporter:
             self._say(
                 f"metrics: cannot listen on {config.address}:{config.port} ({error}), training "
                 "goes on without; give each run of a machine a port of its own "
-                "(--telemetry.port, 0 takes a free one), or --telemetry.no-serve"
+                "(--export.port, 0 takes a free one), or --export.no-serve"
             )
             return
         self.port = self._server.server_address[1]
@@ -212,7 +210,7 @@ class Exporter:
             if not self._push_failed:
                 self._say(
                     f"metrics: {self.config.push_url} does not take them ({error}), training goes "
-                    "on; check --telemetry.push-url"
+                    "on; check --export.push-url"
                 )
             self._push_failed = True
 

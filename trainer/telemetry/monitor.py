@@ -86,7 +86,7 @@ class Monitor:
         self._skipped = trainer.precision.num_skipped
         self._own = trainer.tables.own
         tables = len(trainer.config.schema.tables)
-        self._by_rank = tables <= trainer.config.telemetry.tables_by_rank
+        self._by_rank = tables <= trainer.config.export.tables_by_rank
         if trainer.runtime.is_first:
             self._describe()
             trainer.saver.concluded = self._note_checkpoints  # the last one, after all steps
@@ -101,7 +101,7 @@ class Monitor:
             node = Node(runtime.rank, self.values, runtime.local_world_size)
             number = runtime.rank // runtime.local_world_size
             run = trainer.output.resolve().name
-            settings = trainer.config.telemetry
+            settings = trainer.config.export
             exporter = Exporter(settings, node, run, number, trainer.output, say)
             self._closing.append(exporter)
             if runtime.local_world_size > 1:
@@ -158,9 +158,9 @@ class Monitor:
                 values.set("step_ids", record[name], stage)
         values.set("steps_skipped_total", record["skipped"] - self._skipped)
         values.add("steps_nonfinite_total", record["nonfinite_steps"])
-        ringing = {*record["alarms"], *(("no_weight",) if trainer.weights.ringing else ())}
+        active = {*record["alerts"], *(("no_weight",) if trainer.weights.active else ())}
         for name in ADVICE:
-            values.set("alarm_active", name in ringing, name)
+            values.set("alert_active", name in active, name)
         values.set("pipelined_modules", trainer.pipeline.num_pipelined)
         if values.get("sharded_modules") is None:
             values.set("sharded_modules", len(trainer.parallel.sharded_modules))
@@ -262,7 +262,7 @@ def watch(trainer: Trainer) -> None:
     Raises:
         ValueError: event files are wanted, and their package is missing.
     """
-    config = trainer.config.telemetry
+    config = trainer.config.export
     if config.tensorboard:
         check_installed()
     if config.exports:

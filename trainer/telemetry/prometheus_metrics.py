@@ -149,7 +149,7 @@ _DECLARED: tuple[tuple[Scope, Kind, dict[str, str]], ...] = (
             "loss_scale": "Scale of the loss in FP16; 1 in other formats",
             "gradient_norm": "Norm of the unscaled gradient in the latest step of an interval, "
             "before clipping",
-            "alarm_active{alarm}": "1 while an alarm of the run rings, by its name in the log",
+            "alert_active{alert}": "1 while an alert of the run is active, by its name in the log",
         },
     ),
     # The latest evaluation.
@@ -279,10 +279,10 @@ over its ranks; `rank`, one series a rank. A rank that has died is gone from the
 once, and what it had counted stays in its node's sums. Counters begin at 0 with each process;
 where a run stands after a resume is in gauges. Training quality is that of rank 0's latest
 examples, and of the test rows in `evaluation_*`. Parts of a step are those of one sampled step a
-log interval (`--log.interval-steps`): on a CPU by its clock, on an accelerator by events in the
-stream that computes, so that nothing waits for a measurement. What overlaps with computing costs
-no time and is in no part; the averaging of dense gradients is in `backward`, the exchange of the
-tables' gradients in `update`.
+log interval (`--telemetry.interval-steps`): on a CPU by its clock, on an accelerator by events in
+the stream that computes, so that nothing waits for a measurement. What overlaps with computing
+costs no time and is in no part; the averaging of dense gradients is in `backward`, the exchange of
+the tables' gradients in `update`.
 
 {table()}
 

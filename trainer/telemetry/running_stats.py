@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Statistics of the latest examples and steps, for the running AUC and loss and for alarms.
+"""Statistics of the latest examples and steps, for the running AUC and loss and for alerts.
 
 Shapes: B examples per rank, K labels.
 """

@@ -45,7 +45,7 @@ class TableWatch:
 
     Attributes: counts, of the latest sampled step, by name; empty before the first. numbers, of the
     latest evaluation, by table, on rank 0. own, the same of this rank alone, on each; what dynamic
-    tables count is of the latest interval in both. first_steps, of alarms, by name.
+    tables count is of the latest interval in both. first_steps, of alerts, by name.
     """
 
     def __init__(self, parallel: Parallel, runtime: Runtime, interval_steps: int) -> None:
@@ -62,7 +62,7 @@ class TableWatch:
         self._before: Mapping[str, int] = {}
         self._parts = {part.table.name: part.map for part in dynamic_parts(layer)}
         self.first_steps: dict[str, int] = {}
-        self._ringing: set[tuple[str, str]] = set()
+        self._active: set[tuple[str, str]] = set()
         self._counted = {name: [0] * len(TOTALS) for name in self._parts}
 
     def start(self, output: Path, step: int) -> None:
@@ -105,7 +105,7 @@ class TableWatch:
             self.counts = {f"step_{name}": number for name, number in found.items()}
 
     def interval(self, step: int) -> list[str]:
-        """End an interval with `step`; return the alarms that begin with it. Collective.
+        """End an interval with `step`; return the alerts that begin with it. Collective.
 
         They are of dynamic tables that cannot hold their ids.
         """
@@ -113,9 +113,9 @@ class TableWatch:
         for table, now in totals.items():
             new = [a - b for a, b in zip(now, self._counted[table], strict=True)]
             for name, text in full_tables(table, dict(zip(TOTALS, new, strict=True))).items():
-                found[name, table] = f"ALARM {name} at step {step:,}: {text}. {ADVICE[name]}"
-        begun = [key for key in found if key not in self._ringing]
-        self._counted, self._ringing = totals, set(found)
+                found[name, table] = f"ALERT {name} at step {step:,}: {text}. {ADVICE[name]}"
+        begun = [key for key in found if key not in self._active]
+        self._counted, self._active = totals, set(found)
         if self._runtime.is_first:
             self.numbers = _with_totals(self.numbers, totals)
         counted = {name: table.totals.tolist() for name, table in self._parts.items()}
@@ -125,11 +125,11 @@ class TableWatch:
         return [found[key] for key in begun]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what dynamic tables have counted and what rings, as plain data. Collective."""
+        """Return what dynamic tables have counted, and the active alerts. Collective."""
         return {
             "totals": self._totals(),
             "interval": self._counted,
-            "ringing": sorted(map(list, self._ringing)),
+            "active": sorted(map(list, self._active)),
             "first_steps": self.first_steps,
         }
 
@@ -140,7 +140,7 @@ class TableWatch:
             if self._runtime.is_first:
                 table.totals += torch.tensor(state["totals"][name], device=table.totals.device)
         self._counted, self.first_steps = dict(state["interval"]), dict(state["first_steps"])
-        self._ringing = {(name, table) for name, table in state["ringing"]}
+        self._active = {(name, table) for name, table in state["active"]}
 
     def _totals(self) -> dict[str, list[int]]:
         """Return what the dynamic tables have counted on all ranks, by table."""

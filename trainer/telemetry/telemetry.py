@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What a run says of itself while it trains: a curve file, alarms, and whoever listens.
+"""What a run says of itself while it trains: a curve file, alerts, and whoever listens.
 
 Rank 0 speaks, always on stderr. Every `interval_steps` steps, and once more at the last step, it
 appends one JSON object to DIR/curves.jsonl: step, rows, seconds, loss, auc, rows_per_second,
 input_wait, learning_rate, loss_scale, skipped, gradient_norm, nonfinite_steps, label_mean,
-prediction_*, alarms, and of a sampled step of all ranks (`trainer/telemetry/table_stats.py`)
+prediction_*, alerts, and of a sampled step of all ranks (`trainer/telemetry/table_stats.py`)
 step_features, step_lookups, step_collectives, step_ids_in, step_ids_sent, step_ids_looked_up,
 step_bytes_sent. Steps are counted from 1, so nothing is written at step 0. Loss is the mean over
 the interval's steps, AUC and the predictions' statistics those of the latest `window_examples`
@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from trainer.runtime.atomic_files import append, truncate
-from trainer.telemetry.alerts import Alarms
+from trainer.telemetry.alerts import Alerts
 from trainer.telemetry.console import Console, Mode
 from trainer.telemetry.running_stats import Losses, Window
 from trainer.telemetry.summary_lines import evaluation_line
@@ -39,23 +39,25 @@ class TelemetryConfig:
 
     interval_steps: steps between reports. mode: `rich`, a progress bar if stderr is a terminal,
     else `plain`; `plain`, a line per interval; `json`, JSON lines alone: the curve's object per
-    interval, and what else is said as `message`; `quiet`, alarms only. window_examples: examples of
-    rank 0 behind the running AUC. alarm_after_steps: warm-up in which no alarm is raised.
-    alarm_intervals: intervals in a row that make a stuck AUC.
+    interval, and what else is said as `message`; `quiet`, alerts only. window_examples: examples of
+    rank 0 behind the running AUC. alert_after_steps: warm-up in which no alert is raised.
+    alert_intervals: intervals in a row that make a stuck AUC.
     """
 
     interval_steps: int = 50
     mode: Mode = "rich"
     window_examples: int = 65536
-    alarm_after_steps: int = 200
-    alarm_intervals: int = 3
+    alert_after_steps: int = 200
+    alert_intervals: int = 3
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        for name in ("interval_steps", "window_examples", "alarm_intervals", "alarm_after_steps"):
-            least = 0 if name == "alarm_after_steps" else 1
+        for name in ("interval_steps", "window_examples", "alert_intervals", "alert_after_steps"):
+            least = 0 if name == "alert_after_steps" else 1
             if getattr(self, name) < least:
-                raise ValueError(f"log.{name} must be at least {least}, got {getattr(self, name)}")
+                raise ValueError(
+                    f"telemetry.{name} must be at least {least}, got {getattr(self, name)}"
+                )
 
     def build(self, output_dir: Path, rank: int, total_steps: int | None) -> Telemetry:
         """Return the telemetry of a run of `total_steps` steps (None: unknown)."""
@@ -106,7 +108,7 @@ class Telemetry:
     """The voice of a run; a context manager that reports the last step when it closes.
 
     output_dir: the run's folder. total_steps: None if unknown.
-    Attributes: timer (wrap the loader in `timer.watch`), alarms (name -> step of its first ring),
+    Attributes: timer (wrap the loader in `timer.watch`), alerts (name -> step of its first time),
     listeners (told of everything, closed with the run).
     """
 
@@ -118,7 +120,7 @@ class Telemetry:
         self.total_steps = total_steps
         self.timer = InputTimer()
         self.speaks = rank == 0
-        self._alarms = Alarms(config.alarm_after_steps, config.alarm_intervals)
+        self._alerts = Alerts(config.alert_after_steps, config.alert_intervals)
         self._window = Window(config.window_examples)
         self._losses = Losses()
         self._last: StepReport | None = None
@@ -127,9 +129,9 @@ class Telemetry:
         self._begun = False
 
     @property
-    def alarms(self) -> dict[str, int]:
-        """Alarms raised so far, by name, with the step of their first ring."""
-        return dict(self._alarms.first_steps)
+    def alerts(self) -> dict[str, int]:
+        """Alerts raised so far, by name, with the step of their first time."""
+        return dict(self._alerts.first_steps)
 
     def start(self, step: int = 0, rows: int | None = None) -> None:
         """Begin after `step` finished steps: 0 for a new run, more when one is resumed.
@@ -204,14 +206,14 @@ class Telemetry:
         return {
             "interval_step": self._interval_step,
             "losses": self._losses.values(),
-            "alarms": self._alarms.state_dict(),
+            "alerts": self._alerts.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], examples: Tensor | None) -> None:
         """Go on gathering from `state_dict` and `examples`; after `start`."""
         self._interval_step = state["interval_step"]
         self._losses.restore(state["losses"])
-        self._alarms.load_state_dict(state["alarms"])
+        self._alerts.load_state_dict(state["alerts"])
         if examples is not None:
             self._window.restore(examples)
 
@@ -241,15 +243,15 @@ class Telemetry:
     def _report(self) -> None:
         """Write the interval that ends with the last step."""
         record = self._record()
-        rung = self._alarms.check(record)
-        record["alarms"] = sorted(self._alarms.ringing)
+        raised = self._alerts.check(record)
+        record["alerts"] = sorted(self._alerts.active)
         append(self.output_dir / "curves.jsonl", record)
         for listener in self.listeners:
             listener.interval(record)
         if self._console is not None:
             self._console.interval(record)
-        for name, message in rung.items():
-            self.say(f"ALARM {name} at step {record['step']:,}: {message}", loud=True)
+        for name, message in raised.items():
+            self.say(f"ALERT {name} at step {record['step']:,}: {message}", loud=True)
 
     def _record(self) -> dict[str, Any]:
         """Return the interval's point of the curve and begin the next interval."""

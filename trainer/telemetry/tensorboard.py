@@ -23,7 +23,7 @@ def check_installed() -> None:
     """
     if importlib.util.find_spec("tensorboard") is None:
         raise ValueError(
-            "telemetry.tensorboard: expected the package tensorboard, which is not installed; "
+            "export.tensorboard: expected the package tensorboard, which is not installed; "
             "install the versions that requirements/dev.txt lists for it, or leave the setting out"
         )
 

@@ -269,7 +269,7 @@ def test_gates_refuse_what_is_bad_or_unknown_and_nothing_else():
 
 @pytest.mark.launch
 def test_a_real_night_on_one_rank_goes_on_from_a_model_of_two(logs, processes, tmp_path):
-    settings = ["--loader.batch-size", "32", "--log.mode", "quiet"]
+    settings = ["--loader.batch-size", "32", "--telemetry.mode", "quiet"]
     recipe = apply_overrides(load_recipe("dlrm.demo"), settings)
     data = dataclasses.replace(
         recipe.data, path=str(logs), train_days=f"{DAYS[0]}:{DAYS[1]}", test_days=DAYS[2]

@@ -91,7 +91,7 @@ def test_each_label_of_a_run_of_several_has_its_intervals_and_its_plot(tmp_path)
 
 def test_values_of_a_kind_that_no_run_writes_are_passed_over(tmp_path):
     run = trusted(tmp_path / "run")
-    odd = {"alarms": 5, "nonfinite_predictions": "many", "gauc_users_sampled": "some"}
+    odd = {"alerts": 5, "nonfinite_predictions": "many", "gauc_users_sampled": "some"}
     metrics = json.loads((run / "metrics.json").read_text())
     (run / "metrics.json").write_text(json.dumps({**metrics, **odd}))
     kept = json.loads((run / "evaluation.json").read_text())

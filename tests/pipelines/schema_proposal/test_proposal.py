@@ -289,7 +289,7 @@ def test_a_proposed_schema_trains_with_nothing_else_said(folder, tmp_path, proce
     assert main([str(folder), "--output", str(tmp_path / "s.yaml")]) == 0
     recipe = load_recipe("tokenformer.demo")
     words = ["--data.path", str(folder), "--data.schema", str(tmp_path / "s.yaml")]
-    words += ["--loader.batch-size", "64", "--log.mode", "quiet", "--max-steps", "4"]
+    words += ["--loader.batch-size", "64", "--telemetry.mode", "quiet", "--max-steps", "4"]
     config, _ = choose_split(apply_overrides(recipe, words), recipe.data, tmp_path / "run")
     metrics = processes.run(runs.train, config, tmp_path / "run", timeout_seconds=120)[0]
     assert metrics["rows"] == 1_000
@@ -302,7 +302,7 @@ def test_a_public_log_that_nobody_described_is_ranked(tmp_path, processes):
     assert main([source, "--output", str(tmp_path / "s.yaml")]) == 0
     recipe = load_recipe("dlrm.demo")
     words = ["--data.path", source, "--data.schema", str(tmp_path / "s.yaml")]
-    config = apply_overrides(recipe, [*words, "--log.mode", "quiet"])
+    config = apply_overrides(recipe, [*words, "--telemetry.mode", "quiet"])
     config, note = choose_split(config, recipe.data, tmp_path / "run")
     assert "the recipe's train_days (2026-01-01:2026-01-03) are not in the log" in note
     metrics = processes.run(runs.train, config, tmp_path / "run", timeout_seconds=120)[0]

@@ -107,7 +107,9 @@ def test_a_history_longer_than_the_tower_takes_is_an_error_across_sections():
 
 def test_the_fingerprint_follows_what_changes_a_model_and_nothing_else():
     config = load_recipe("dlrm.demo")
-    quiet = dataclasses.replace(config, log=dataclasses.replace(config.log, interval_steps=7))
+    quiet = dataclasses.replace(
+        config, telemetry=dataclasses.replace(config.telemetry, interval_steps=7)
+    )
     other = dataclasses.replace(config, epochs=config.epochs + 1, spatial_warmup=0.0)
     other = dataclasses.replace(other, dense=dataclasses.replace(config.dense, eps=1e-7))
     assert fingerprint(config) == fingerprint(quiet)

@@ -14,10 +14,9 @@ STEPS = 100
 @pytest.mark.dist
 def test_the_memory_of_a_run_is_flat_over_ten_times_the_data(processes, tmp_path):
     logs = runs.generate(tmp_path / "logs", rows_per_day=STEPS * runs.BATCH)
-    words = ("--loader.shuffle-rows", "512", "--loader.order", "shuffle")
-    config = runs.small(
-        "dlrm.demo", logs, *words, "--log.window-examples", "512", "--checkpoint.interval-steps=8"
-    )
+    words = ["--loader.shuffle-rows", "512", "--loader.order", "shuffle"]
+    words += ["--telemetry.window-examples", "512", "--checkpoint.interval-steps=8"]
+    config = runs.small("dlrm.demo", logs, *words)
     ((early, late),) = processes.run(_resident, config, tmp_path / "run", world_size=1)
     assert late < 1.05 * early, f"{early} MB after a tenth of the data, {late} MB after all"
 

@@ -117,7 +117,7 @@ def test_a_released_model_trains_on_a_log_of_its_columns(name, processes, tmp_pa
         [
             *("--data.path", str(tmp_path / "log.parquet"), "--loader.batch-size", "64"),
             *("--data.train-rows", "0:0.75", "--data.test-rows", "0.75:1", "--epochs", "3"),
-            *("--log.interval-steps", "1", "--log.mode", "quiet"),
+            *("--telemetry.interval-steps", "1", "--telemetry.mode", "quiet"),
         ],
     )
     metrics = processes.run(runs.train, config, tmp_path / "run", world_size=1)[0]

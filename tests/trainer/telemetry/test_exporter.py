@@ -124,7 +124,7 @@ def test_a_taken_port_is_said_and_training_goes_on(tmp_path):
         with exporting(tmp_path / "other", ExportConfig(port=first.port)) as (second, said):
             assert second.port == 0
         assert "training goes on" in said[0] and str(first.port) in said[0]
-        assert "--telemetry.port" in said[0]
+        assert "--export.port" in said[0]
         assert scrape(first.port)
 
 
@@ -204,14 +204,14 @@ def test_a_gateway_that_is_away_is_said_once(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"port": 70000}, r"telemetry\.port: expected 0 to 65535, got 70000"),
-        ({"address": "localhost"}, r"telemetry\.address: expected an IP address"),
-        ({"push_url": "gateway:9091"}, r"telemetry\.push_url: expected a URL"),
-        ({"push_url": "http://g:9091", "push_seconds": 0}, r"telemetry\.push_seconds"),
-        ({"tables_by_rank": -1}, r"telemetry\.tables_by_rank: expected a number >= 0"),
-        ({"serve": False, "tables_by_rank": 9}, r"telemetry\.tables_by_rank: has no effect"),
-        ({"serve": False, "port": 9464}, r"telemetry\.port: has no effect without"),
-        ({"push_keep": False}, r"telemetry\.push_keep: has no effect without telemetry\.push_url"),
+        ({"port": 70000}, r"export\.port: expected 0 to 65535, got 70000"),
+        ({"address": "localhost"}, r"export\.address: expected an IP address"),
+        ({"push_url": "gateway:9091"}, r"export\.push_url: expected a URL"),
+        ({"push_url": "http://g:9091", "push_seconds": 0}, r"export\.push_seconds"),
+        ({"tables_by_rank": -1}, r"export\.tables_by_rank: expected a number >= 0"),
+        ({"serve": False, "tables_by_rank": 9}, r"export\.tables_by_rank: has no effect"),
+        ({"serve": False, "port": 9464}, r"export\.port: has no effect without"),
+        ({"push_keep": False}, r"export\.push_keep: has no effect without export\.push_url"),
     ],
 )
 def test_settings_that_cannot_be_are_named(settings, message):

@@ -27,7 +27,7 @@ def test_a_label_without_weight_in_a_whole_interval_rings_once_and_again_after_i
     add(weights, (1, 0), (2, 0))
     add(weights, (0, 0))
     (message,) = weights.interval(2)
-    assert "ALARM no_weight at step 2: label 'like': every example of steps 1 to 2 " in message
+    assert "ALERT no_weight at step 2: label 'like': every example of steps 1 to 2 " in message
     assert "its column 'liked' is null" in message
     add(weights, (1, 0))
     assert weights.interval(4) == []
@@ -57,10 +57,10 @@ def test_an_epoch_without_any_weight_is_an_error_that_names_every_column(group):
 
 @pytest.mark.dist
 def test_weight_on_one_rank_is_enough(processes):
-    assert processes.run(_alarms) == [1, 1]
+    assert processes.run(_alerts) == [1, 1]
 
 
-def _alarms(runtime) -> int:
+def _alerts(runtime) -> int:
     """Return how many of two labels are without weight where rank 1 has some of the first."""
     weights = LabelWeights(LABELS, runtime.group)
     add(weights, (float(runtime.rank), 0.0))

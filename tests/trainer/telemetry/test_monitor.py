@@ -77,7 +77,7 @@ def stub() -> Any:
             parallel=SimpleNamespace(describe=lambda: "ddp"),
             checkpoint=SimpleNamespace(interval_seconds=600.0),
             schema=SimpleNamespace(tables=("user",)),
-            telemetry=SimpleNamespace(tables_by_rank=0),
+            export=SimpleNamespace(tables_by_rank=0),
         ),
         runtime=SimpleNamespace(
             is_first=True, rank=0, local_rank=0, restarts=2, device=torch.device("cpu")
@@ -89,7 +89,7 @@ def stub() -> Any:
         parallel=SimpleNamespace(sharded_modules=[None, None], fused_optimizer=None),
         precision=SimpleNamespace(num_skipped=3),
         saver=SimpleNamespace(stalled_seconds=0.5, num_failed=1, newest=None),
-        weights=SimpleNamespace(ringing=True),
+        weights=SimpleNamespace(active=True),
         tables=SimpleNamespace(
             own={},
             numbers={"user": {"rows": 100, "touched": 99, "dynamic_ids": 50, "dynamic_failed": 9}},
@@ -103,12 +103,12 @@ def test_what_goes_wrong_is_shown():
     trainer.tables.own = {"user": {"rows": 100}}
     point = dict.fromkeys(("loss", "auc", "prediction_std", "input_wait"), 0.5)
     point |= {"label_mean": 0.1, "prediction_mean": 0.2, "skipped": 7, "nonfinite_steps": 2}
-    monitor.interval(point | {"alarms": ["auc_stuck"]})
+    monitor.interval(point | {"alerts": ["auc_stuck"]})
     monitor.evaluation(5, {"calibration": 1.5}, [])
     values = monitor.values
     assert values.get("restarts") == 2
-    assert values.get("alarm_active", "auc_stuck") == values.get("alarm_active", "no_weight") == 1
-    assert values.get("alarm_active", "input_bound") == 0
+    assert values.get("alert_active", "auc_stuck") == values.get("alert_active", "no_weight") == 1
+    assert values.get("alert_active", "input_bound") == 0
     assert values.get("calibration_ratio") == 2
     assert values.get("evaluation_calibration_ratio") == 1.5
     assert values.get("steps_skipped_total") == 4  # of this process
@@ -122,8 +122,8 @@ def test_what_goes_wrong_is_shown():
     assert values.get("table_ids", "user", "failed") == 9
     assert values.get("table_rows_used", "user") == 99
     assert values.get("rank_table_rows", "user") is None, "there are more tables than shown by rank"
-    monitor.interval(point | {"alarms": []})
-    assert values.get("alarm_active", "auc_stuck") == 0
+    monitor.interval(point | {"alerts": []})
+    assert values.get("alert_active", "auc_stuck") == 0
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def logs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(processes, logs, tmp_path_factory) -> tuple[Path, Any]:
     output = tmp_path_factory.mktemp("runs") / "mine"
-    config = small("dlrm.demo", logs, "--telemetry.tensorboard")
+    config = small("dlrm.demo", logs, "--export.tensorboard")
     tables = tuple(
         dataclasses.replace(table, dynamic=DynamicConfig(min_occurrences=2))
         if table.name == "item"
@@ -183,7 +183,7 @@ def test_the_numbers_are_those_of_the_run_s_own_files(run):
     assert {table: (value,) for (table,), value in found["table_rows"].items()} == {
         table: (numbers["rows"],) for table, numbers in tables.items()
     }
-    assert sum(found["alarm_active"].values()) == 0
+    assert sum(found["alert_active"].values()) == 0
 
 
 @pytest.mark.dist
@@ -259,6 +259,6 @@ def test_tensorboard_reads_what_a_run_writes(run):
 
 @pytest.mark.dist
 def test_a_run_that_is_to_tell_nobody_listens_nowhere(processes, logs, tmp_path):
-    config = small("dlrm.demo", logs, "--telemetry.no-serve", "--max-steps", "1")
+    config = small("dlrm.demo", logs, "--export.no-serve", "--max-steps", "1")
     processes.run(train, config, tmp_path / "mine", world_size=1)
     assert not list((tmp_path / "mine").glob("exporter*"))

@@ -33,7 +33,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def test_a_run_exports_what_its_steps_ask_of_the_tables_and_what_ids_find_there(
     logs: Path, processes: Processes, tmp_path: Path
 ) -> None:
-    config = runs.small("dlrm.demo", logs, "--log.interval-steps", "3")
+    config = runs.small("dlrm.demo", logs, "--telemetry.interval-steps", "3")
     metrics = processes.run(runs.train, config, tmp_path)[0]
     curve = _lines(tmp_path / "curves.jsonl")
     # Nothing before a step can be counted; then the second step, the fourth, every third.
@@ -128,7 +128,7 @@ def test_the_updates_that_adam_counts_go_on_in_a_resumed_run_and_in_an_heir(
     assert counts == [5 + 2, 5 + 2]  # what a checkpoint after two steps holds
 
 
-def test_a_dynamic_table_that_cannot_hold_its_ids_raises_an_alarm_with_the_way_out() -> None:
+def test_a_dynamic_table_that_cannot_hold_its_ids_raises_an_alert_with_the_way_out() -> None:
     quiet = {"ids": 1000, "missing": 100, "admitted": 200, "failed": 2, "evicted": 80}
     assert full_tables("item", quiet) == {}
     (name, text), *more = full_tables("item", {**quiet, "failed": 3}).items()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Telemetry writes at the exact steps, tells input wait from work, and raises alarms by name."""
+"""Telemetry writes at the exact steps, tells input wait from work, and raises alerts by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from trainer.runtime.atomic_files import write_json
-from trainer.telemetry.alerts import ADVICE, Alarms
+from trainer.telemetry.alerts import ADVICE, Alerts
 from trainer.telemetry.telemetry import StepReport, Telemetry, TelemetryConfig
 from trainer.telemetry.timer import InputTimer
 
@@ -86,7 +86,7 @@ def test_a_point_holds_the_interval(tmp_path):
     assert second["learning_rate"] == 0.1 and second["loss_scale"] == 64 and second["skipped"] == 1
     assert second["auc"] > 0.9 and 0 < second["label_mean"] < 1
     assert second["rows_per_second"] > 0 and 0 <= second["input_wait"] <= 1
-    assert second["alarms"] == []
+    assert second["alerts"] == []
 
 
 def test_a_resumed_run_drops_the_points_it_will_train_again(tmp_path):
@@ -139,9 +139,9 @@ def test_json_mode_prints_the_curve_and_quiet_prints_nothing(tmp_path, capsys):
     assert [json.loads(line) for line in lines] == points(tmp_path / "a")
     with Telemetry(tmp_path / "c", 0, 6, TelemetryConfig(mode="json")) as telemetry:
         telemetry.evaluation(6, {"auc": 0.75, "rows": 10})
-        telemetry.say("ALARM", loud=True)
+        telemetry.say("ALERT", loud=True)
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [line["level"] for line in said] == ["info", "alarm"]
+    assert [line["level"] for line in said] == ["info", "alert"]
     assert "auc 0.75" in said[0]["message"] and said[0].keys() == {"time", "level", "message"}
     run(tmp_path / "b", 6, 6, TelemetryConfig(interval_steps=3, mode="quiet"))
     assert capsys.readouterr().err == ""
@@ -232,23 +232,23 @@ def test_rates_and_input_wait_are_those_of_the_interval(tmp_path, clock):
     assert (first["seconds"], second["seconds"]) == (4, 12)
 
 
-def test_constant_predictions_are_a_loud_alarm_in_the_curve(tmp_path, capsys):
-    config = TelemetryConfig(interval_steps=5, mode="quiet", alarm_after_steps=5)
+def test_constant_predictions_are_a_loud_alert_in_the_curve(tmp_path, capsys):
+    config = TelemetryConfig(interval_steps=5, mode="quiet", alert_after_steps=5)
     with Telemetry(tmp_path, 0, 20, config) as telemetry:
         for step in range(1, 21):
             telemetry.update(report(step, predictions=torch.full((64, 1), 0.31)))
     lines = capsys.readouterr().err.splitlines()
-    assert "ALARM constant_predictions at step 10" in lines[0]
+    assert "ALERT constant_predictions at step 10" in lines[0]
     assert "Likely causes" in lines[0] and "Way out" in lines[0]
-    assert sum("constant_predictions" in line for line in lines) == 1, "one alarm, not one a point"
-    alarms = [point["alarms"] for point in points(tmp_path)]
-    assert alarms[:2] == [[], ["constant_predictions"]]
-    assert telemetry.alarms["constant_predictions"] == 10
+    assert sum("constant_predictions" in line for line in lines) == 1, "one alert, not one a point"
+    alerts = [point["alerts"] for point in points(tmp_path)]
+    assert alerts[:2] == [[], ["constant_predictions"]]
+    assert telemetry.alerts["constant_predictions"] == 10
 
 
-def test_a_healthy_run_raises_no_alarm(tmp_path):
-    telemetry = run(tmp_path, 40, 40, TelemetryConfig(interval_steps=5, alarm_after_steps=0))
-    assert telemetry.alarms == {}
+def test_a_healthy_run_raises_no_alert(tmp_path):
+    telemetry = run(tmp_path, 40, 40, TelemetryConfig(interval_steps=5, alert_after_steps=0))
+    assert telemetry.alerts == {}
 
 
 @pytest.mark.parametrize(
@@ -263,27 +263,27 @@ def test_a_healthy_run_raises_no_alarm(tmp_path):
         ({"loss": math.nan}, "nonfinite_loss"),
     ],
 )
-def test_each_failure_rings_its_own_alarm(change, name):
-    alarms = Alarms(after_steps=200, intervals=3)
-    rung = [alarms.check(HEALTHY | change) for _ in range(3)]
-    assert [key for messages in rung for key in messages] == [name]
-    message = next(messages[name] for messages in rung if messages)
+def test_each_failure_raises_its_own_alert(change, name):
+    alerts = Alerts(after_steps=200, intervals=3)
+    raised = [alerts.check(HEALTHY | change) for _ in range(3)]
+    assert [key for messages in raised for key in messages] == [name]
+    message = next(messages[name] for messages in raised if messages)
     assert message.endswith(ADVICE[name])
-    assert alarms.ringing == {name} and alarms.first_steps == {name: 1000}
+    assert alerts.active == {name} and alerts.first_steps == {name: 1000}
 
 
-def test_alarms_wait_for_the_warm_up_and_can_ring_again():
-    alarms = Alarms(after_steps=200, intervals=1)
-    assert alarms.check(HEALTHY | {"step": 200, "prediction_std": 0.0}) == {}
-    assert alarms.check(HEALTHY | {"prediction_std": 0.0})
-    assert alarms.check(HEALTHY) == {} and alarms.ringing == set()
-    assert alarms.check(HEALTHY | {"step": 1200, "prediction_std": 0.0})
-    assert alarms.first_steps == {"constant_predictions": 1000}
+def test_alerts_wait_for_the_warm_up_and_can_be_raised_again():
+    alerts = Alerts(after_steps=200, intervals=1)
+    assert alerts.check(HEALTHY | {"step": 200, "prediction_std": 0.0}) == {}
+    assert alerts.check(HEALTHY | {"prediction_std": 0.0})
+    assert alerts.check(HEALTHY) == {} and alerts.active == set()
+    assert alerts.check(HEALTHY | {"step": 1200, "prediction_std": 0.0})
+    assert alerts.first_steps == {"constant_predictions": 1000}
 
 
 def test_undefined_statistics_ring_nothing():
     missing = dict.fromkeys(HEALTHY, math.nan) | {"step": 1000, "loss": 0.3}
-    assert Alarms(0, 1).check(missing) == {}
+    assert Alerts(0, 1).check(missing) == {}
 
 
 def test_json_has_null_where_a_number_is_undefined(tmp_path):
@@ -296,7 +296,7 @@ def test_json_has_null_where_a_number_is_undefined(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
 
 
-@pytest.mark.parametrize("name", ["interval_steps", "window_examples", "alarm_intervals"])
+@pytest.mark.parametrize("name", ["interval_steps", "window_examples", "alert_intervals"])
 def test_settings_below_their_minimum_are_named(name):
-    with pytest.raises(ValueError, match=rf"log\.{name} must be at least 1"):
+    with pytest.raises(ValueError, match=rf"telemetry\.{name} must be at least 1"):
         TelemetryConfig(**{name: 0})
