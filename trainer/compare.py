@@ -30,7 +30,13 @@ from numpy.typing import NDArray
 
 from models.ranking import Predictions
 from trainer.checkpoint.storage import Folder
-from trainer.evaluate import choose_rows, evaluate, open_checkpoint, read_config, real_rows
+from trainer.evaluation.evaluate import (
+    choose_rows,
+    evaluate,
+    open_checkpoint,
+    read_config,
+    real_rows,
+)
 from trainer.evaluation.slices import SliceCodes
 from trainer.metrics.paired import Rows, assess
 from trainer.runtime.atomic_files import json_ready

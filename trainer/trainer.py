@@ -26,8 +26,8 @@ from trainer.data.splits import check_overlap
 from trainer.distributed.compile import uncompiled
 from trainer.distributed.optimizer import learning_rates
 from trainer.distributed.parallelize import plain_parts
-from trainer.evaluate import evaluate
 from trainer.evaluation.diagnostics import Watch, diagnose_model
+from trainer.evaluation.evaluate import evaluate
 from trainer.metrics.depth import LabelDepths
 from trainer.metrics.metrics import undefined
 from trainer.resume import (

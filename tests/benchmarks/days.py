@@ -34,7 +34,7 @@ from tests.benchmarks.timing import single_threaded
 from trainer.build import build_training, open_loader
 from trainer.config.config import TrainConfig, apply_overrides, load_recipe
 from trainer.data.files import days_of, discover
-from trainer.evaluate import evaluate
+from trainer.evaluation.evaluate import evaluate
 from trainer.runtime import runtime
 
 TARGET = 1.05

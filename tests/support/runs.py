@@ -18,7 +18,7 @@ from trainer.checkpoint import dcp
 from trainer.checkpoint.dcp_index import Reader
 from trainer.checkpoint.layout import complete
 from trainer.config.config import TrainConfig, apply_overrides, load_recipe
-from trainer.evaluate import evaluate_checkpoint
+from trainer.evaluation.evaluate import evaluate_checkpoint
 from trainer.runtime.runtime import Runtime
 from trainer.trainer import Trainer
 

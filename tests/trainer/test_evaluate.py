@@ -12,7 +12,7 @@ from tests.support.runs import DAYS
 from trainer import evaluate
 from trainer.checkpoint.layout import complete, read_manifest
 from trainer.config.config import load_recipe
-from trainer.evaluate import choose_rows
+from trainer.evaluation.evaluate import choose_rows
 
 
 def config(**data):

@@ -19,7 +19,7 @@ from trainer import compare
 from trainer.checkpoint.layout import complete
 from trainer.data.files import LogFile, discover
 from trainer.data.loader import LoaderConfig
-from trainer.evaluate import Detail, evaluate_checkpoint
+from trainer.evaluation.evaluate import Detail, evaluate_checkpoint
 from trainer.evaluation.slices import SliceCodes, _side_schema
 from trainer.evaluation.slicing import find_days, find_slices
 from trainer.recipes.schemas import demo

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: MIT
+"""Evaluation of a model: choose the rows, open the checkpoint, predict, compute metrics.
+
+Training evaluates its model by `evaluate`; the commands `trainer.evaluate` and `trainer.compare`
+open a checkpoint first.
+
+Shapes: B examples per rank, K labels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.ranking import Predictions
+from trainer.build import build_training, open_loader
+from trainer.checkpoint import dcp
+from trainer.checkpoint.layout import MANIFEST, RUN, read_manifest
+from trainer.checkpoint.storage import Folder
+from trainer.config.config import TrainConfig, config_from_dict
+from trainer.data.files import LogFile, check_families, days_of
+from trainer.data.loader import Loader
+from trainer.data.splits import days_within, describe_days, parse_days
+from trainer.distributed.parallelize import ParallelConfig
+from trainer.distributed.train_pipeline import Pipeline
+from trainer.evaluation.slices import Slices
+from trainer.metrics.depth import LabelDepths
+from trainer.metrics.metrics import Metrics, undefined
+from trainer.runtime.memory import check_tables
+from trainer.runtime.runtime import Runtime
+
+
+def evaluate(
+    pipeline: Pipeline,
+    loader: Loader,
+    config: TrainConfig,
+    keep: Callable[[Predictions], object] | None = None,
+    depth: LabelDepths | None = None,
+) -> dict[str, Any]:
+    """Predict every row of `loader` once and return metrics over all ranks. Collective.
+
+    keep: is given every batch's predictions, of which the first `num_examples` are no padding.
+    depth: is given all rows, and finds its `values`.
+    """
+    metrics = Metrics(
+        [label.name for label in config.schema.labels], grouped=bool(config.schema.user)
+    )
+    module = pipeline.parallel.module
+    was_training = module.training
+    module.eval()
+    batches = iter(loader)
+    try:
+        with torch.no_grad():
+            for predictions in _predict(pipeline, batches):
+                rows = real_rows(predictions)
+                metrics.update(*rows)
+                if depth is not None:
+                    depth.update(*rows)
+                if keep is not None:
+                    keep(predictions)
+            found = metrics.compute()
+            if depth is not None:
+                depth.finish(metrics, found)
+            return found
+    finally:
+        module.train(was_training)
+
+
+def real_rows(predictions: Predictions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return probabilities, labels, weights and groups of the rows that are no padding."""
+    rows = predictions.num_examples
+    return (
+        predictions.probabilities[:rows],
+        predictions.labels[:rows],
+        predictions.weights[:rows],
+        predictions.groups[:rows],
+    )
+
+
+def _predict(pipeline: Pipeline, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield predictions until no batch is left."""
+    while True:
+        try:
+            yield pipeline.progress(batches)
+        except StopIteration:
+            return
+
+
+def choose_rows(config: TrainConfig, data: str, days: str) -> tuple[str, str, str]:
+    """Return the days and the share of rows of `data` to evaluate, and a note on them, or none.
+
+    days: as asked for; empty: the run's own test rows where `data` has such, else all.
+    """
+    own = config.data
+    same = os.path.realpath(own.path) == os.path.realpath(data)
+    if days:
+        asked, trained = parse_days(days, "--days"), parse_days(own.train_days)
+        shared = days_within(days_of(data), asked, trained) if same and trained else ()
+        note = f"the model was trained on {describe_days(shared)}, so the metrics flatter it there"
+        return days, "", note if shared else ""
+    log_days = [day for day in days_of(data) if day]
+    if own.test_days and log_days:
+        return own.test_days, "", f"no --days, so the run's test days count: {own.test_days}"
+    if own.test_rows and not own.test_path and same:
+        return "", own.test_rows, f"the run's test rows of {data} count: {own.test_rows}"
+    trained_on = own.train_days or f"rows {own.train_rows or '0:1'}"
+    extent = f" ({describe_days(log_days)})" if log_days else ""
+    return (
+        *("", ""),
+        f"no --days, so all rows of {data} count{extent}; the model was trained on {trained_on} of "
+        f"{own.path}",
+    )
+
+
+class Opened(NamedTuple):
+    """A checkpoint's model on this rank, and the rows of a log that it is to predict."""
+
+    pipeline: Pipeline
+    loader: Loader
+    config: TrainConfig
+    step: int
+
+
+def read_config(path: Folder) -> tuple[TrainConfig, dict[str, Any]]:
+    """Return the configuration of the checkpoint at `path`, and its manifest.
+
+    Raises:
+        ValueError: no checkpoint there, or one of another version.
+    """
+    manifest = read_manifest(path, RUN)
+    try:
+        return config_from_dict(manifest["config"]), manifest
+    except ValueError as error:
+        raise ValueError(f"{path / MANIFEST}: {error}; use the version that wrote it") from error
+
+
+def open_checkpoint(path: Folder, data: str, chosen: tuple[str, str], runtime: Runtime) -> Opened:
+    """Load the model of a checkpoint and open the rows of `data`. Collective.
+
+    chosen: the days and the share of rows, as `choose_rows` returns them.
+
+    Raises:
+        ValueError: no checkpoint there, or data that does not fit its schema.
+    """
+    config, manifest = read_config(path)
+    log = dataclasses.replace(
+        config.data, path=data, test_path="", test_days=chosen[0], test_rows=chosen[1], schema=""
+    )
+    # Without optimizer states and gradients there is nothing to spread.
+    sharding = ParallelConfig(sharding=config.parallel.sharding)
+    config = dataclasses.replace(config, data=log, parallel=sharding)
+    loader = open_loader(config, runtime, train=False)
+    trained = LogFile(
+        path="the training log", row_group_rows=(), families=tuple(manifest["families"].items())
+    )
+    check_families((trained, *loader.files))
+    check_tables(config.schema.tables, config.sparse, runtime)
+    training = build_training(config, runtime)
+    parallel = training.parallel
+    tensors: dict[str, Any] = {"model": parallel.module.state_dict()}
+    dcp.load(tensors, path)
+    parallel.module.load_state_dict(tensors["model"])
+    return Opened(training.pipeline, loader, config, manifest["step"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detail:
+    """What an evaluation says beside the metrics.
+
+    deep: intervals, reliability and users by activity, of every label (`depth.py`). replicates: of
+    the bootstrap. slice_by: columns, or `day` (`slices.py`).
+    """
+
+    deep: bool = False
+    replicates: int = 100
+    slice_by: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the number of replicates."""
+        if self.replicates < 2:
+            raise ValueError(f"--replicates: expected at least 2, got {self.replicates}")
+
+
+def evaluate_checkpoint(
+    path: Folder,
+    data: str,
+    days: str,
+    runtime: Runtime,
+    rows: str = "",
+    detail: Detail | None = None,
+) -> dict[str, Any]:
+    """Return the metrics of a checkpoint's model on the rows of `data`. Collective.
+
+    days, rows: as asked for; both empty: as `choose_rows` chooses.
+
+    Raises:
+        ValueError: as `open_checkpoint`.
+    """
+    note = ""
+    if not rows:
+        days, rows, note = choose_rows(read_config(path)[0], data, days)
+    if note and runtime.is_first:
+        print(f"note: {note}", file=sys.stderr, flush=True)
+    opened = open_checkpoint(path, data, (days, rows), runtime)
+    detail = detail or Detail()
+    labels = [label.name for label in opened.config.schema.labels]
+    depth = LabelDepths(labels, detail.replicates) if detail.deep else None
+    slices = [
+        Slices(column, opened.config, opened.loader.files, runtime) for column in detail.slice_by
+    ]
+
+    def keep(predictions: Predictions) -> None:
+        for one in slices:
+            one.update(*real_rows(predictions))
+
+    metrics = evaluate(opened.pipeline, opened.loader, opened.config, keep, depth)
+    found = dict(depth.values) if depth is not None else {}
+    if slices:
+        found["slices"] = {one.column: one.compute() for one in slices}
+    opened.loader.close()
+    if runtime.is_first:
+        for line in undefined(metrics, labels):
+            print(f"note: {line}", file=sys.stderr, flush=True)
+    return {**metrics, **found, "world_size": runtime.world_size, "step": opened.step}
