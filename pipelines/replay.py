@@ -20,10 +20,10 @@ from typing import Any
 
 from pipelines import run
 from pipelines.ingestion.readiness import Readiness
+from pipelines.nightly.model_store import Store
 from pipelines.nightly.night_metrics import FILE
 from pipelines.orchestration import stage
 from pipelines.orchestration.text_tables import table
-from pipelines.publish import Store
 from pipelines.synthesize import SynthesisConfig, synthesize
 
 _STAGES = ("partitions", "days", "candidate", "evaluation", "verdict", "publication")

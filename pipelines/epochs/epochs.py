@@ -27,11 +27,10 @@ from typing import Any
 from pipelines.epochs.holdout import split
 from pipelines.epochs.policy_options import NAMED, EpochPolicy, parse_policies
 from pipelines.orchestration import launch
-from pipelines.orchestration.launch import LaunchConfig
+from pipelines.orchestration.launch import RUN, LaunchConfig, describe, train_and_read
 from pipelines.orchestration.stage import Pipeline, Stage, Work
 from pipelines.orchestration.text_tables import table
 
-RUN = "run"
 USAGE = """--recipe NAME --data PATH [OPTION ...]
                                       [-- --data.schema FILE --section.field VALUE ...]"""
 BRIEFLY = ("processes",)
@@ -144,15 +143,6 @@ class EpochsConfig:
         return {**metrics, "summary": describe(metrics)}
 
 
-def train_and_read(config: LaunchConfig, command: Sequence[str], work: Work) -> dict[str, Any]:
-    """Run a training unless the work's folder holds it finished; return its metrics."""
-    path = work.folder / RUN / "metrics.json"
-    if not path.is_file():  # an attempt may have died between the training's end and the commit
-        config.start(command, work.folder / launch.LOG, work.say)
-    metrics = json.loads(path.read_text(encoding="utf-8"))
-    return {**metrics, "summary": describe(metrics)}
-
-
 def choice(work: Work) -> dict[str, Any]:
     """Choose the best epoch of all policies by the validation rows."""
     metric = work.config["metric"]
@@ -179,13 +169,6 @@ def stopped(epochs: Sequence[Mapping[str, Any]], metric: str, patience: int) -> 
     if patience and len(values) - best >= patience:
         return f"{metric} was best in epoch {best}"
     return ""
-
-
-def describe(metrics: Mapping[str, Any]) -> str:
-    """Return the main metrics in a few words."""
-    names = ("auc", "gauc", "logloss", "calibration")
-    parts = [f"{name} {metrics[name]:.4f}" for name in names if metrics.get(name) is not None]
-    return ", ".join(parts)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.ingestion.readiness import Readiness
+from pipelines.nightly.model_store import Store
 from pipelines.orchestration.fingerprints import of_path
 from pipelines.orchestration.stage import NotReadyError
-from pipelines.publish import Store
 
 
 @dataclass(frozen=True, kw_only=True)

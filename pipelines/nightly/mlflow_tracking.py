@@ -33,10 +33,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.nightly.model_store import CHECKPOINT, Store
 from pipelines.orchestration.fingerprints import of_path, of_values
 from pipelines.orchestration.lock import Lock, LockedError
 from pipelines.orchestration.stage import StageError
-from pipelines.publish import CHECKPOINT, Store
 from trainer.runtime.atomic_files import write_json
 
 ALIAS, NAME = "serving", "fullrank"

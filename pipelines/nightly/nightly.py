@@ -25,20 +25,20 @@ import sys
 from pathlib import Path
 
 from embeddings.schema.schema import Schema
-from pipelines.deliveries import Intake
-from pipelines.ingest import add_file_options, add_row_options, config_of
 from pipelines.ingestion.ingestion import IngestConfig
+from pipelines.ingestion.intake import Intake
+from pipelines.ingestion.options import add_file_options, add_row_options, config_of
 from pipelines.ingestion.readiness import MARKS, Readiness
 from pipelines.nightly import mlflow_tracking, night_metrics
 from pipelines.nightly.discovery import Choice, Known, days_of_refused, known_to
 from pipelines.nightly.drift import DriftConfig
 from pipelines.nightly.gates import GateConfig
+from pipelines.nightly.model_store import Store
 from pipelines.nightly.stages import NightConfig
 from pipelines.orchestration import launch
 from pipelines.orchestration.run_status import LOCKED, Course
 from pipelines.orchestration.stage import NotReadyError, Pipeline
 from pipelines.orchestration.threshold_options import add_thresholds, read_thresholds
-from pipelines.publish import Store
 from trainer.data.splits import parse_days
 
 USAGE = """--date D --recipe NAME (--data PATH | --raw PATH) --output DIR [OPTION ...]

@@ -23,21 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from embeddings.schema.schema import Schema
-from pipelines.deliveries import Intake
-from pipelines.epochs.epochs import RUN, describe, train_and_read
+from pipelines.ingestion.intake import Intake
 from pipelines.nightly import mlflow_tracking
 from pipelines.nightly.discovery import Known
 from pipelines.nightly.drift import DayStatistics, DriftConfig, refused_days
 from pipelines.nightly.gates import GateConfig
 from pipelines.nightly.mlflow_tracking import MlflowConfig
+from pipelines.nightly.model_store import Store
 from pipelines.orchestration import launch
 from pipelines.orchestration.fingerprints import of_path
-from pipelines.orchestration.launch import LaunchConfig
+from pipelines.orchestration.launch import RUN, LaunchConfig, describe, train_and_read
 from pipelines.orchestration.lock import Lock
 from pipelines.orchestration.run_status import DONE, REFUSED
 from pipelines.orchestration.stage import RefusedError, Stage, Work
 from pipelines.orchestration.text_tables import table
-from pipelines.publish import Store
 from trainer.warm_start.policies import resolve_local
 
 _NAMES = ("auc", "gauc", "logloss", "ne", "calibration")

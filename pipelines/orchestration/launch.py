@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import itertools
+import json
 import re
 import shlex
 import signal
@@ -20,14 +21,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pipelines.orchestration.stage import StageError
+from pipelines.orchestration.stage import StageError, Work
 
 LOG = "log.txt"
+RUN = "run"  # the folder of a training, in that of its stage
 _KEPT_LINES = 200
 # What a training says whose folder has not been left yet by the one before, and how long to wait.
 _BUSY, _BUSY_SECONDS, _BUSY_PAUSE = "another process trains in this folder", 120.0, 2.0
@@ -129,6 +131,22 @@ class LaunchConfig:
             say(f"ended with code {code}; trying again in {pause:g} s")
             time.sleep(pause)
             attempt, pause = attempt + 1, 2 * pause
+
+
+def train_and_read(config: LaunchConfig, command: Sequence[str], work: Work) -> dict[str, Any]:
+    """Run a training unless the work's folder holds it finished; return its metrics."""
+    path = work.folder / RUN / "metrics.json"
+    if not path.is_file():  # an attempt may have died between the training's end and the commit
+        config.start(command, work.folder / LOG, work.say)
+    metrics = json.loads(path.read_text(encoding="utf-8"))
+    return {**metrics, "summary": describe(metrics)}
+
+
+def describe(metrics: Mapping[str, Any]) -> str:
+    """Return the main metrics in a few words."""
+    names = ("auc", "gauc", "logloss", "calibration")
+    parts = [f"{name} {metrics[name]:.4f}" for name in names if metrics.get(name) is not None]
+    return ", ".join(parts)
 
 
 def add_options(parser: argparse.ArgumentParser, retries: int = 0) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from pipelines.publish import Store
+from pipelines.nightly.model_store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = [sys.executable, "-m", "torchx.cli.main", "run", "-s", "local_cwd"]

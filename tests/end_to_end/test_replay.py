@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.nightly.model_store import Store
 from pipelines.orchestration import launch
 from pipelines.orchestration.launch import LaunchConfig
-from pipelines.publish import Store
 from pipelines.synthesize import SynthesisConfig, synthesize
 from pipelines.synthetic.click_model import ClickConfig
 from tests.faults.harness import Zygote

@@ -17,8 +17,8 @@ import pytest
 from pipelines import publish, run
 from pipelines.nightly import mlflow_tracking
 from pipelines.nightly.mlflow_tracking import MlflowConfig
+from pipelines.nightly.model_store import Store
 from pipelines.orchestration.launch import LaunchConfig
-from pipelines.publish import Store
 from pipelines.synthesize import SynthesisConfig, synthesize
 from pipelines.synthetic.click_model import ClickConfig
 from tests.support.mlflow_server import serving

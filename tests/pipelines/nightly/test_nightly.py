@@ -12,9 +12,9 @@ import pytest
 
 from pipelines import publish, run
 from pipelines.nightly.gates import GateConfig
+from pipelines.nightly.model_store import Store
 from pipelines.orchestration.launch import LaunchConfig
 from pipelines.orchestration.lock import Lock
-from pipelines.publish import Store
 from pipelines.synthesize import SynthesisConfig, synthesize
 from pipelines.synthetic.click_model import ClickConfig
 from tests.support import runs

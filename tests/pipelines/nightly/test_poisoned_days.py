@@ -13,8 +13,8 @@ import pytest
 from pipelines import run
 from pipelines.nightly import night_metrics
 from pipelines.nightly.drift import DriftConfig
+from pipelines.nightly.model_store import Store
 from pipelines.orchestration.launch import LaunchConfig
-from pipelines.publish import Store
 from pipelines.synthesize import SynthesisConfig, synthesize
 from pipelines.synthetic.click_model import ClickConfig
 
