@@ -10,6 +10,7 @@ Shapes: B rows, N values in the lists of B rows.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,8 +136,16 @@ def uses(schema: Schema) -> list[Use]:
     return found
 
 
-def check_columns(columns: pa.Schema, schema: Schema, source: str) -> None:
+def check_columns(
+    columns: pa.Schema, schema: Schema, source: str, partition: Mapping[str, str] | None = None
+) -> None:
     """Check that the Arrow schema `columns` of the file (or records) `source` fits `schema`.
+
+    Args:
+        columns: names and types of the file.
+        schema: what the columns are used for.
+        source: the file's path, for messages.
+        partition: what folders such as country=US in the path stand for, which is not read.
 
     Raises:
         ValueError: columns are missing, repeated or of a wrong type; all of them are named.
@@ -147,7 +156,12 @@ def check_columns(columns: pa.Schema, schema: Schema, source: str) -> None:
         if not found:
             problems.append(
                 f"column {use.column!r} ({use.owner}): expected {use.expected}, got no such column"
-                f"{suggest(use.column, columns.names)}"
+                + (
+                    f" (the folder {use.column}={partition[use.column]} holds it, and names of "
+                    "folders are not read: write the column into the files)"
+                    if partition and use.column in partition
+                    else suggest(use.column, columns.names)
+                )
             )
         elif len(found) > 1:
             problems.append(

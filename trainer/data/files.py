@@ -5,7 +5,7 @@ Every footer is checked against the schema before anything is read, so that a re
 truncated file is named before the first step, not hours into a run.
 
 Layout: a folder with partitions dt=YYYY-MM-DD/ at any depth, a folder of Parquet files, or one
-file. Names that begin with '.' or '_' are passed over: writers use them for what is not data yet.
+file. Which files count is said in `trainer/data/discovery.py`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,20 @@ import pyarrow.parquet as pq
 
 from embeddings.schema.schema import Schema
 from trainer.data.columns import check_columns, is_list, kind_of
+from trainer.data.discovery import (
+    day_of,
+    is_parquet,
+    list_files,
+    openable,
+    partition_keys,
+    printable,
+    refuse_table,
+)
 from trainer.data.splits import describe_days
 
 _log = logging.getLogger(__name__)
 # Raw logs in text, plain or compressed.
-_TEXT = re.compile(r"\.(csv|tsv|txt)(\.(gz|bz2|zst|xz|lz4|br))?$")
-_DAY = re.compile(r"dt=(\d{4}-\d{2}-\d{2})")
+_TEXT = re.compile(r"\.(csv|tsv|txt|jsonl|ndjson)(\.(gz|bz2|zst|xz|lz4|br))?$", re.IGNORECASE)
 _FOOTER_THREADS = 8
 
 
@@ -127,38 +135,26 @@ def keep_rows(files: Sequence[LogFile], shares: tuple[float, float]) -> tuple[Lo
 
 def _list_files(root: Path) -> list[tuple[str, str]]:
     """Return (path, day) of every Parquet file under `root`, ordered by day and path."""
-    others: list[str] = []
     if root.is_file():
+        refuse_table(root.parent)
         paths = [] if _TEXT.search(root.name) else [str(root)]
         others = [root.name]
     elif root.is_dir():
-        paths = []
-        for folder, folders, names in os.walk(root, followlinks=True):
-            folders[:] = [name for name in folders if not name.startswith((".", "_"))]
-            paths += [
-                os.path.join(folder, name)
-                for name in names
-                if name.endswith((".parquet", ".parq")) and not name.startswith((".", "_"))
-            ]
-            others += [name for name in names if _TEXT.search(name)]
+        found = list_files(root)
+        paths = [path for path in found if is_parquet(path)]
+        others = [os.path.basename(path) for path in found if _TEXT.search(path)]
     else:
-        raise ValueError(f"{root}: expected a folder or a Parquet file, got nothing there")
-    if not paths:
-        found = f"text ({others[0]})" if others else "none"
         raise ValueError(
-            f"{root}: expected files named *.parquet, got {found}; make them of the raw log: "
-            f"python -m pipelines.ingest {shlex.quote(str(root))} --schema FILE --output DIR"
+            f"{printable(root)}: expected a folder or a Parquet file, got nothing there"
+        )
+    if not paths:
+        text = f"text ({printable(others[0])})" if others else "none"
+        raise ValueError(
+            f"{printable(root)}: expected files named *.parquet, got {text}; make them of the raw "
+            f"log: python -m pipelines.ingest {shlex.quote(printable(root))} --schema FILE "
+            "--output DIR"
         )
     return sorted(((path, day_of(path)) for path in paths), key=lambda item: (item[1], item[0]))
-
-
-def day_of(path: str) -> str:
-    """Return the day of the innermost dt= partition in `path`, or an empty string."""
-    for part in reversed(Path(os.path.abspath(path)).parts[:-1]):
-        match = _DAY.fullmatch(part)
-        if match:
-            return match[1]
-    return ""
 
 
 def _of_days(
@@ -177,8 +173,8 @@ def _of_days(
     without = [path for path, day in found if not day]
     if without:
         raise ValueError(
-            f"{root}: days {first} to {last} were asked for, but {without[0]} lies in no "
-            "dt=YYYY-MM-DD folder; partition the log by day, or ask for no days"
+            f"{root}: days {first} to {last} were asked for, but {printable(without[0])} lies in "
+            "no dt=YYYY-MM-DD folder; partition the log by day, or ask for no days"
         )
     available = {day for _, day in found}
     kept = [(path, day) for path, day in found if first <= day <= last]
@@ -201,16 +197,16 @@ def _of_days(
 def _read_footer(path: str, day: str, schema: Schema) -> LogFile:
     """Read and check one footer."""
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(openable(path)) as file:
             metadata, columns = file.metadata, file.schema_arrow
         footer = _hash_footer(path)
     except (pa.ArrowException, OSError) as error:
         size = os.path.getsize(path) if os.path.exists(path) else 0
         raise ValueError(
-            f"{path}: expected a Parquet file, got {size} bytes that cannot be read as one "
-            f"({error}); it is empty, truncated or damaged: write it again or remove it"
+            f"{printable(path)}: expected a Parquet file, got {size} bytes that cannot be read as "
+            f"one ({error}); it is empty, truncated or damaged: write it again or remove it"
         ) from error
-    check_columns(columns, schema, path)
+    check_columns(columns, schema, printable(path), dict(partition_keys(path)))
     rows = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     families = _families(columns, schema)
     return LogFile(path=path, day=day, row_group_rows=rows, families=families, footer=footer)
@@ -237,9 +233,9 @@ def check_families(files: Sequence[LogFile]) -> None:
             first_family, first_path = seen.setdefault(name, (family, file.path))
             if family != first_family:
                 raise ValueError(
-                    f"{file.path}: column {name!r}: expected {first_family}, as in {first_path}, "
-                    f"got {family}; the same id would get two embeddings: write one of the files "
-                    "again"
+                    f"{printable(file.path)}: column {name!r}: expected {first_family}, as in "
+                    f"{printable(first_path)}, got {family}; the same id would get two "
+                    "embeddings: write one of the files again"
                 )
 
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from embeddings.schema.schema import Schema
 from trainer.data.columns import RowError, is_list, kind_of, read_lists, to_integers, uses
+from trainer.data.discovery import openable, printable
 from trainer.data.files import RowInterval
 
 _CHUNK_ROWS = 16_384  # decoded at a time
@@ -74,7 +75,7 @@ class LogReader:
             if self._file is None or self._place[0] != interval.path:
                 self.close()
                 self._file = pq.ParquetFile(
-                    interval.path,
+                    openable(interval.path),
                     buffer_size=_READ_AHEAD_BYTES,
                     pre_buffer=False,
                     page_checksum_verification=True,  # of pages that were written with one
@@ -102,6 +103,8 @@ class LogReader:
         except (pa.ArrowException, OSError) as error:
             self.close()
             raise _damaged(interval, error) from error
+        # Parquet also finds the field `id` of a struct `user` under the name "user.id".
+        rows = rows.select(self._columns)
         if interval.start >= self._position + rows.num_rows:
             return rows  # passed over
         names, columns = rows.schema.names, []
@@ -114,7 +117,7 @@ class LogReader:
                 row = error.row if name not in self._lists else read_lists(column).row_of(error.row)
                 raise ValueError(
                     f"{error.message}, at row {self._position + row} of row group "
-                    f"{interval.row_group} of {interval.path}"
+                    f"{interval.row_group} of {printable(interval.path)}"
                 ) from error
         return pa.RecordBatch.from_arrays(columns, names)
 
@@ -122,8 +125,8 @@ class LogReader:
 def _damaged(interval: RowInterval, reason: object) -> ValueError:
     """Return the error that names the place."""
     return ValueError(
-        f"{interval.path}, row group {interval.row_group}: cannot be read ({reason}); the file is "
-        "damaged, or has changed since its footer was read: write it again"
+        f"{printable(interval.path)}, row group {interval.row_group}: cannot be read ({reason}); "
+        "the file is damaged, or has changed since its footer was read: write it again"
     )
 
 

@@ -27,7 +27,7 @@ from torch.utils.data import Dataset, get_worker_info
 from embeddings.schema.schema import Schema
 from trainer.data.collator import BatchArrays, Collator
 from trainer.data.columns import RowError
-from trainer.data.files import day_of
+from trainer.data.discovery import day_of
 from trainer.data.hashing import permutation
 from trainer.data.order import Window
 from trainer.data.reader import LogReader

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 import dataclasses
 import logging
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -250,3 +251,48 @@ def test_a_label_may_be_a_decimal(tmp_path):
     write_log(tmp_path, [[2], [2]])
     change(tmp_path, "price", pa.array([1, 2], pa.decimal128(10, 2)))
     assert read(discover(tmp_path, None, schema), schema) == [0, 1, 2, 3]
+
+
+def test_a_dotted_column_beside_a_struct_of_that_field_is_the_one_read(tmp_path):
+    schema = dataclasses.replace(
+        SCHEMA,
+        tables=SCHEMA.tables[:1],
+        sparse=(dataclasses.replace(SCHEMA.sparse[0], name="user_id", column="user.id"),),
+        dense=(),
+        user="user.id",
+    )
+    struct = pa.array([{"id": 90 + i, "x": {"id": 0}} for i in range(3)])
+    for order in (("user", "user.id"), ("user.id", "user")):
+        columns = {"user": struct, "user.id": pa.array([7, 8, 9]), "click": pa.array([0, 1, 0])}
+        table = pa.table({name: columns[name] for name in (*order, "click")})
+        pq.write_table(table, tmp_path / "a.parquet")
+        (file,) = discover(tmp_path / "a.parquet", None, schema)
+        place = RowInterval(path=file.path, row_group=0, start=1, stop=3)
+        (batch,) = LogReader(schema).read(place)
+        assert batch["user.id"].to_pylist() == [8, 9]
+    pq.write_table(table.drop_columns("user.id"), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"'user\.id'.*no such column"):
+        discover(tmp_path / "a.parquet", None, schema)
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.parquet", b"a\nb.PARQUET", b"\xff\xfe.pq"])
+def test_a_file_of_any_name_is_read(tmp_path, name):
+    write_log(tmp_path, [[3]])
+    (tmp_path / "part-0.parquet").rename(tmp_path / os.fsdecode(name))
+    assert read(discover(tmp_path, None, SCHEMA)) == [0, 1, 2]
+    (tmp_path / os.fsdecode(name)).write_bytes(b"PAR1")
+    with pytest.raises(ValueError) as error:
+        discover(tmp_path, None, SCHEMA)
+    assert "\n" not in str(error.value).split("(")[0]
+    assert str(error.value).encode()
+
+
+def test_a_column_that_only_a_folders_name_holds_is_named_with_the_way_out(tmp_path):
+    write_log(tmp_path / "item=7", [[2]])
+    path = tmp_path / "item=7" / "part-0.parquet"
+    pq.write_table(pq.read_table(path, partitioning=None).drop_columns("item"), path)
+    with pytest.raises(ValueError, match=r"folder item=7 holds it.*write the column into the fi"):
+        discover(tmp_path, None, SCHEMA)
+    write_log(tmp_path / "log" / "date=2026-01-01" / "country=US", [[2]])
+    (file,) = discover(tmp_path / "log", ("2026-01-01", "2026-01-01"), SCHEMA)
+    assert (file.day, file.num_rows) == ("2026-01-01", 2)
