@@ -12,11 +12,6 @@ from models.heads import HeadConfig
 from models.losses import action_classes, action_cross_entropy, task_logits, weighted_bce
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def test_head_maps_any_leading_dimensions_to_logits() -> None:
     head = HeadConfig(hidden_units=(7, 5)).build(6, 3)
     assert head(torch.randn(2, 6)).shape == (2, 3)

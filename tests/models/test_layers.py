@@ -13,11 +13,6 @@ from models.layers import MLP, PerTokenFFN, PerTokenGLU, PerTokenLinear, SwiGLU,
 DOUBLE = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize("bias", [True, False])
 def test_per_token_linear_equals_one_linear_a_token(bias: bool) -> None:
     layer = PerTokenLinear(4, 3, 5, bias).double()
@@ -39,7 +34,7 @@ def test_per_token_ffn_maps_each_token_by_its_own_weights() -> None:
     assert torch.allclose(out[:, 1], hidden @ ffn.down.weight[1])
     moved = x.clone()
     moved[:, 0] += 1
-    assert torch.equal(ffn(moved)[:, 1:], out[:, 1:])
+    assert torch.allclose(ffn(moved)[:, 1:], out[:, 1:], rtol=0, atol=1e-12)
 
 
 def test_gated_unit_with_a_constant_gate_is_a_gelu_feed_forward() -> None:
@@ -52,7 +47,8 @@ def test_gated_unit_with_a_constant_gate_is_a_gelu_feed_forward() -> None:
         glu.lift.bias[..., 8:] = 1  # pyright: ignore[reportOptionalSubscript]
         glu.compress.weight.copy_(ffn.down.weight)
     x = torch.randn(5, 3, 4, dtype=DOUBLE)
-    assert torch.equal(glu(x.transpose(0, 1)).transpose(0, 1), ffn(x))
+    # The gated unit's product is twice as wide: another kernel, other rounding.
+    assert torch.allclose(glu(x.transpose(0, 1)).transpose(0, 1), ffn(x), rtol=0, atol=1e-12)
 
 
 def test_released_gated_unit_without_its_extra_branch_is_the_paper_unit() -> None:

@@ -28,6 +28,7 @@ from models.spectral.spectrum import decompose
 from models.stream import Stream
 from models.towers.tokenformer import TokenFormerConfig
 
+torch.manual_seed(0)
 tokens = torch.randn(4, 6, 16).requires_grad_()
 for config in (
     SpecFormerConfig(num_layers=2),
@@ -59,7 +60,15 @@ stream = Stream(
 assert torch.isfinite(tower(stream)).all()
 print("ran", *sorted(name for name in sys.modules if name.startswith("models.")))
 """
-NAMED = ("spectral", "specformer", "rankelastor", "tokenformer", "attention", "layers", "rank")
+NAMED = (
+    "attention.attention",
+    "diagnostics.rank",
+    "layers",
+    "spectral.spectral",
+    "towers.rankelastor",
+    "towers.specformer",
+    "towers.tokenformer",
+)
 
 
 def test_towers_run_where_torch_is_all_there_is() -> None:

@@ -180,7 +180,7 @@ def test_ids_travel_once_and_training_is_the_same_with_deduplication(
     assert looked_up[1] < looked_up[0]
     expected: list[Outcome] = processes.run(train, Recipe(sharding=plain))
     found: list[Outcome] = processes.run(train, Recipe(sharding=dedup))
-    # The first step's forward is bit for bit; gradients of one id are then summed in another order.
-    assert found[0].losses[0] == expected[0].losses[0]
+    # Lists are pooled by another kernel, and gradients of one id are summed in another order.
+    assert found[0].losses[0] == pytest.approx(expected[0].losses[0], rel=1e-6)
     for name, weight in whole_tables(expected).items():
         torch.testing.assert_close(whole_tables(found)[name], weight, rtol=1e-5, atol=1e-6)

@@ -19,11 +19,6 @@ from models.attention.attention import (
 )
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize("kind", ["none", "causal", "bool", "additive", "ragged"])
 @pytest.mark.parametrize("value_dim", [8, 5])
 def test_kernel_equals_reference_in_value_and_gradient(kind: str, value_dim: int) -> None:

@@ -54,7 +54,7 @@ def test_a_matrix_that_is_not_finite_has_no_rank_and_spoils_no_other() -> None:
     matrices[1, 2, 3] = torch.inf
     sigma = singular_values(matrices)
     assert sigma[1].isnan().all()
-    assert torch.equal(sigma[[0, 2]], expected[[0, 2]])
+    assert torch.allclose(sigma[[0, 2]], expected[[0, 2]], rtol=1e-5)
     assert measure(matrices)["erank"] != measure(matrices)["erank"], "NaN"
 
 

@@ -16,11 +16,6 @@ from models.spectral.spectrum import Spectrum, decompose
 DOUBLE = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def with_condition(condition: float, batch: int = 8, num_tokens: int = 6, dim: int = 16) -> Tensor:
     """Float32 tokens whose singular values fall geometrically from 1 to 1/condition."""
     u = torch.linalg.qr(torch.randn(batch, num_tokens, num_tokens, dtype=DOUBLE))[0]

@@ -21,11 +21,6 @@ from models.towers.rankelastor import (
 DOUBLE = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def waves(offset: int, rows: int, columns: int) -> Tensor:
     index = torch.arange(rows * columns, dtype=DOUBLE).view(rows, columns)
     return 0.3 * torch.sin(index + offset)

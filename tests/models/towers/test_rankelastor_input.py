@@ -11,11 +11,6 @@ import torch
 from models.towers.rankelastor import RankElastorConfig, ResidualMixing
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

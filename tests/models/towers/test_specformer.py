@@ -17,11 +17,6 @@ from models.towers.specformer import SpecFormer, SpecFormerConfig, SpecFormerLay
 DOUBLE = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def layer_of(num_tokens: int = 6, dim: int = 16, **settings: Any) -> SpecFormerLayer:
     layer = SpecFormerLayer(SpecFormerConfig(**settings), num_tokens, dim).double()
     if layer.beta is not None:
