@@ -28,6 +28,7 @@ from pipelines.ingestion.readiness import MARKS, Readiness
 from pipelines.orchestration.help_screens import add_help
 from pipelines.orchestration.text_tables import table
 from trainer.data.splits import parse_days
+from trainer.runtime.program import program
 
 NOT_READY = 4
 
@@ -79,10 +80,10 @@ def _part(text: str) -> tuple[int, int]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.deliveries",
+        prog=program("pipelines.deliveries"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="python -m pipelines.deliveries RAW --schema FILE --output DIR [OPTION ...]",
+        usage="%(prog)s RAW --schema FILE --output DIR [OPTION ...]",
         add_help=False,
     )
     add_help(parser, ("files", "values", "bad rows"))

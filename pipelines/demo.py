@@ -24,15 +24,17 @@ from pathlib import Path
 from pipelines.report import report
 from pipelines.reporting.comparison import comparison_table
 from pipelines.synthesize import SynthesisConfig, synthesize
+from trainer.runtime.program import program
 
+COMPONENTS = "deploy/components.py"
 RECIPES = ("specformer.demo", "rankelastor.demo", "tokenformer.demo", "dlrm.demo")
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     rows = SynthesisConfig().rows_per_day
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.demo",
+        prog=program("pipelines.demo"),
         description="Generate click logs, train recipes on them and compare the runs.",
     )
     add = parser.add_argument
@@ -40,7 +42,7 @@ def main() -> int:
     names = ", ".join(RECIPES)
     add("--recipes", nargs="+", default=list(RECIPES), help=f"what to train (default: {names})")
     add("--rows-per-day", type=int, default=rows, help=f"rows of each day (default: {rows})")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     output = options.output or Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
     if output.exists() and any(output.iterdir()):
         print(f"error: {output} is not empty; choose another --output", file=sys.stderr)
@@ -76,19 +78,25 @@ def demonstrate(output: Path, recipes: Sequence[str], rows_per_day: int) -> None
 
 
 def train(recipe: str, run: Path, logs: Path) -> None:
-    """Train `recipe` on two ranks through torchx, showing the command and its output.
+    """Train `recipe` on two ranks, showing the command and its output.
+
+    torchx starts them in a checkout. torchrun does where the package is installed without one,
+    since torchx lays the current folder over a job.
 
     Raises:
         RuntimeError: the job failed.
     """
-    command = [
-        str(Path(sys.executable).with_name("torchx")),
-        *("run", "-s", "local_cwd", "deploy/components.py:train"),
-        *("--recipe", recipe, "--output", str(run), "-j", "2x1"),
-        *("--", "--data.path", str(logs)),
-    ]
-    print(f"\n$ torchx {shlex.join(command[1:])}", flush=True)
-    code = subprocess.run(command, check=False).returncode
+    if Path(COMPONENTS).is_file():
+        words = ["run", "-s", "local_cwd", f"{COMPONENTS}:train"]
+        words += ["--recipe", recipe, "--output", str(run), "-j", "2x1", "--"]
+        name, command = "torchx", [str(Path(sys.executable).with_name("torchx"))]
+    else:
+        words = ["--standalone", "--nproc-per-node", "2", "-m", "trainer.train", recipe]
+        words += ["--output", str(run)]
+        name, command = "torchrun", [sys.executable, "-m", "torch.distributed.run"]
+    words += ["--data.path", str(logs)]
+    print(f"\n$ {name} {shlex.join(words)}", flush=True)
+    code = subprocess.run([*command, *words], check=False).returncode
     if code or not (run / "metrics.json").is_file():
         raise RuntimeError(
             f"{recipe}: the job ended with code {code} and "

@@ -22,6 +22,7 @@ import yaml
 
 from embeddings.schema.plain import suggest
 from embeddings.schema.schema import schema_from_dict
+from trainer.runtime.program import program
 
 _KNOWN = {
     *("name", "active", "dtype", "type", "vocab_size", "max_len", "share_embedding", "source"),
@@ -184,7 +185,7 @@ def _line(error: Exception) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.fuxictr",
+        prog=program("pipelines.fuxictr"),
         description="Import FuxiCTR's dataset_config.yaml as a schema.",
     )
     add = parser.add_argument

@@ -19,6 +19,7 @@ from embeddings.schema.schema import Schema, load_schema
 from pipelines.ingestion.ingestion import IngestConfig, IngestSummary
 from pipelines.ingestion.options import add_file_options, add_row_options, config_of
 from pipelines.ingestion.partition import PartitionConfig
+from trainer.runtime.program import program
 
 _DAYS_SHOWN = 12
 
@@ -69,7 +70,7 @@ def describe(summary: IngestSummary) -> str:
 def _parser() -> argparse.ArgumentParser:
     """Return the command line, which explains every option in a line that ends with its default."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.ingest",
+        prog=program("pipelines.ingest"),
         usage="%(prog)s LOGS... --schema FILE --output DIR [options]",
         description=__doc__,
         formatter_class=_OneLine,

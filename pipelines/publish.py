@@ -24,12 +24,13 @@ from pipelines.nightly import mlflow_tracking
 from pipelines.nightly.model_store import Store
 from pipelines.orchestration.lock import Lock, LockedError
 from pipelines.orchestration.stage import StageError
+from trainer.runtime.program import program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.publish",
+        prog=program("pipelines.publish"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -25,6 +25,7 @@ from pipelines.nightly.night_metrics import FILE
 from pipelines.orchestration import stage
 from pipelines.orchestration.text_tables import table
 from pipelines.synthesize import SynthesisConfig, synthesize
+from trainer.runtime.program import program
 
 _STAGES = ("partitions", "days", "candidate", "evaluation", "verdict", "publication")
 
@@ -109,7 +110,7 @@ def generated(options: argparse.Namespace) -> Path:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.replay", description="Run nights, one after the other."
+        prog=program("pipelines.replay"), description="Run nights, one after the other."
     )
     add = parser.add_argument
     default = Path("runs/nightly")

@@ -40,6 +40,7 @@ from pipelines.reporting.uncertainty import (
     intervals,
     phases,
 )
+from trainer.runtime.program import program
 
 _PAGE = "report.html"
 
@@ -249,7 +250,7 @@ def _curves(runs: Sequence[Run]) -> list[tuple[str, Markup]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.report", description="Compare runs in one HTML page."
+        prog=program("pipelines.report"), description="Compare runs in one HTML page."
     )
     add, page = parser.add_argument, Path(_PAGE)
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or a night's")

@@ -38,6 +38,7 @@ from pipelines.orchestration.run_status import (
 )
 from pipelines.orchestration.stage import NotReadyError, Pipeline, RefusedError, StageError, Step
 from pipelines.orchestration.text_tables import table
+from trainer.runtime.program import program
 
 
 class Module(Protocol):
@@ -187,7 +188,7 @@ def _explain(error: Exception, where: str = "") -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.run",
+        prog=program("pipelines.run"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -199,7 +200,7 @@ def _parser() -> argparse.ArgumentParser:
             name,
             help=summary,
             description=summary,
-            usage=f"python -m pipelines.run {name} {usage}" if usage else None,
+            usage=f"{program('pipelines.run', name)} {usage}" if usage else None,
             add_help=False,
         )
         add_help(sub, getattr(module, "BRIEFLY", ()))

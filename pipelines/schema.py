@@ -21,6 +21,7 @@ from pipelines.ingestion.sources import SourceConfig
 from pipelines.schema_proposal.proposal import Proposal, propose
 from pipelines.schema_proposal.roles import Choices
 from pipelines.schema_proposal.sampling import Sample, read_sample
+from trainer.runtime.program import program
 
 _SECTIONS = ("tables", "sparse", "dense", "labels")
 
@@ -136,7 +137,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.schema",
+        prog=program("pipelines.schema"),
         description="Propose a schema for a log of Parquet, CSV or TSV files, from a sample.",
     )
     add = parser.add_argument

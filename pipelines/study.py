@@ -22,6 +22,7 @@ from pathlib import Path
 from pipelines import run
 from pipelines.epochs.policy_options import parse_policies
 from pipelines.orchestration.text_tables import table
+from trainer.runtime.program import program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,7 +88,7 @@ def _mean(values: Sequence[float]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines.study",
+        prog=program("pipelines.study"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

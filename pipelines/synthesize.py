@@ -29,6 +29,7 @@ from pipelines.ingestion.partition import PartitionConfig, write_json
 from pipelines.synthetic.click_model import ClickConfig
 from pipelines.synthetic.impressions import DENSE, TASKS, to_table
 from trainer.recipes.schemas import demo as demo_schema
+from trainer.runtime.program import program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +138,7 @@ def _ceiling(labels: NDArray[np.float64], probabilities: NDArray[np.float64]) ->
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, generate, print one line a day; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m pipelines.synthesize", description=__doc__)
+    parser = argparse.ArgumentParser(prog=program("pipelines.synthesize"), description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     default, clicks = SynthesisConfig(), ClickConfig()
     parser.add_argument("output", help="folder to write to")

@@ -41,6 +41,7 @@ from trainer.evaluation.slices import SliceCodes
 from trainer.metrics.paired import Rows, assess
 from trainer.runtime.atomic_files import json_ready
 from trainer.runtime.exit_codes import exit_code
+from trainer.runtime.program import program
 from trainer.runtime.runtime import Runtime, start
 from trainer.telemetry.summary_lines import compared_lines
 from trainer.warm_start.policies import resolve
@@ -160,7 +161,7 @@ def _by_slice(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.compare",
+        prog=program("trainer.compare"),
         description="Compare models; JSON on stdout, a summary on stderr.",
     )
     add = parser.add_argument

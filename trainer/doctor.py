@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.runtime.probes import PROBES
+from trainer.runtime.program import program
 
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = (3, 11)
@@ -236,7 +237,7 @@ def examine() -> list[Finding]:
 def main(arguments: list[str] | None = None) -> int:
     """Print the report; return 1 when anything failed, else 0."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.doctor", description="Check whether this machine can train."
+        prog=program("trainer.doctor"), description="Check whether this machine can train."
     )
     parser.add_argument("--json", action="store_true", help="print the findings as a JSON list")
     options = parser.parse_args(arguments)

@@ -21,6 +21,7 @@ from trainer.data.splits import parse_rows
 from trainer.evaluation.evaluate import Detail, evaluate_checkpoint
 from trainer.runtime.atomic_files import json_ready
 from trainer.runtime.exit_codes import exit_code
+from trainer.runtime.program import program
 from trainer.runtime.runtime import start
 from trainer.telemetry.summary_lines import evaluated_lines
 from trainer.warm_start.policies import resolve
@@ -29,7 +30,7 @@ from trainer.warm_start.policies import resolve
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.evaluate",
+        prog=program("trainer.evaluate"),
         description="Evaluate a checkpoint; JSON on stdout, a summary on stderr.",
     )
     parser.add_argument("checkpoint", help="a folder step-N, or a run's folder; a URL, too")

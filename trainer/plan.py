@@ -3,12 +3,11 @@
 
 python -m trainer.plan RECIPE --world-size 128 --device-memory 80GiB [--json] [--section.field ...]
 
-RECIPE is a recipe's name, a schema (YAML) or a run's config.json. Prints, table by table, sharding,
-ranks, memory, estimated step cost and whether it fits, and what to change where it does not; with
---json, the same as JSON, which `parallel.sharding.pinned_plan` reads.
+RECIPE is a recipe's name, a schema (YAML) or a run's config.json. The command prints for each table
+its sharding, ranks, memory, estimated step cost and whether it fits, and what to change where it
+does not. With --json it prints the same as JSON, which `parallel.sharding.pinned_plan` reads.
 
-It lives here and not beside the planner because recipes are the trainer's, and tables know none;
-`python -m embeddings.sharding.sharding` is the same command.
+The command is not beside the planner, because recipes belong to the trainer.
 
 Exit codes: 0 everything fits; 1 something does not; 2 the configuration is wrong.
 """
@@ -22,16 +21,14 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from trainer.config.names import check_command
+from trainer.runtime.program import program
 
-from embeddings.collection import EmbeddingLayer
-from embeddings.optimizer import fuse_optimizer
-from embeddings.schema.schema import load_schema
-from embeddings.sharding.coalesce import unpool
-from embeddings.sharding.plans import Plan, describe_plan
-from embeddings.sharding.sharding import plan_tables
-from trainer.config.config import TrainConfig, apply_overrides, config_from_dict, load_recipe
+if TYPE_CHECKING:  # imported where they are needed: --help and misspelt words are answered at once
+    from embeddings.sharding.plans import Plan
+    from trainer.config.config import TrainConfig
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -41,7 +38,7 @@ def parse_bytes(text: str) -> int:
     """Return the bytes of '80GiB', '80GB' or '85899345920'.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the text is not a size, or has no unit and is below 1 MiB.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
     units = _UNITS | _BINARY
@@ -58,9 +55,15 @@ def parse_bytes(text: str) -> int:
 def read_config(source: str) -> TrainConfig:
     """Return the configuration that a recipe's name, a schema or a run's config.json stands for.
 
+    Args:
+        source: the name, or the path of a .yaml or .json file.
+
     Raises:
         ValueError: it is none of these.
     """
+    from embeddings.schema.schema import load_schema
+    from trainer.config.config import TrainConfig, config_from_dict, load_recipe
+
     path = Path(source)
     if path.suffix in (".yaml", ".yml"):
         return TrainConfig(recipe=path.name, schema=load_schema(path))
@@ -75,7 +78,21 @@ def read_config(source: str) -> TrainConfig:
 
 
 def plan_config(config: TrainConfig, world_size: int, local_world_size: int, device: str) -> Plan:
-    """Plan the tables of `config` for `world_size` ranks; nothing is allocated."""
+    """Plan the tables of a configuration; nothing is allocated.
+
+    Args:
+        config: whose tables to plan.
+        world_size: number of ranks.
+        local_world_size: number of ranks of one machine.
+        device: `cuda` or `cpu`.
+    """
+    import torch
+
+    from embeddings.collection import EmbeddingLayer
+    from embeddings.optimizer import fuse_optimizer
+    from embeddings.sharding.coalesce import unpool
+    from embeddings.sharding.sharding import plan_tables
+
     layer = EmbeddingLayer(config.schema, torch.device("meta"), config.runtime.seed)
     if config.parallel.sharding.unpool_ids:
         layer = unpool(layer)
@@ -88,10 +105,10 @@ def plan_config(config: TrainConfig, world_size: int, local_world_size: int, dev
     return plan_tables(model, sharding, topology, config.loader.batch_size)
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = "python -m trainer.plan") -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "") -> int:
     """Run the command line, called as `prog`, and return its exit code."""
     parser = argparse.ArgumentParser(
-        prog=prog,
+        prog=prog or program("trainer.plan"),
         description="Plan tables onto ranks. Settings of the recipe follow as --section.field.",
         allow_abbrev=False,
     )
@@ -110,6 +127,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m trainer.
                 "world_size: expected a positive multiple of the ranks of a machine, got "
                 f"{options.world_size} with {local}; set --local-world-size"
             )
+        if Path(options.recipe).suffix not in (".yaml", ".yml", ".json"):
+            check_command(options.recipe, overrides)
+        from embeddings.sharding.plans import describe_plan
+        from trainer.config.config import apply_overrides
+
         config = apply_overrides(read_config(options.recipe), overrides)
         memory = {
             name: parse_bytes(text)

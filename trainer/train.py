@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Train a recipe: python -m trainer.train RECIPE --output DIR [--section.field value ...].
 
-Alone it is a run of one process; under torchrun or torchx it is one of many. It writes, in DIR,
-config.json, curves.jsonl, ranks.json, metrics.json and checkpoints/step-N/. A folder that holds an
-unfinished run of the same configuration is resumed from its newest complete checkpoint; any other
+Started alone, a run has one process; torchrun and torchx start many. The run writes config.json,
+curves.jsonl, ranks.json, metrics.json and checkpoints/step-N/ into DIR. A folder that holds an
+unfinished run of the same configuration is resumed from its newest complete checkpoint. Any other
 folder that holds a run is refused.
 
 Exit codes: 0 done; 1 the run failed; 2 the configuration or the data is wrong (one message, no
@@ -12,27 +12,26 @@ trace).
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from trainer.config.config import apply_overrides, load_recipe, recipes
-from trainer.config.fit_to_log import choose_split
-from trainer.config.overrides import describe_section, describe_sections
+# Nothing here imports torch before a recipe is needed, so that --help and --list answer at once.
+from trainer.config.names import check_command, describe_recipes
+from trainer.runtime.program import program
 
 USAGE = """\
-usage: python -m trainer.train RECIPE --output DIR [--data.path PATH] [--data.train-days A:B]
-                               [--data.test-days C:D] [--section.field value ...]
+usage: {program} RECIPE --output DIR [--section.field VALUE ...]
+       for example: --data.path PATH --data.train-days A:B --data.test-days C:D
 
-  RECIPE      specformer.globo, or package.module:function (see --list)
-  --output    the run's folder
-  --list      recipes, one line each
-  --completion  a script that completes recipes and settings in a shell
-  --help      this text; after a RECIPE, what is set most often, and the sections
+  RECIPE          specformer.globo, or package.module:function (see --list)
+  --output DIR    the run's folder
+  --list          recipes, one line each
+  --completion    a script that completes commands, recipes and settings in a shell
+  --help          this text; after a RECIPE, what is set most often, and the sections
   --help SECTION  after a RECIPE, the settings of a section, what they mean, and their values
-  --help-all  after a RECIPE, every setting with its description"""
+  --help-all      after a RECIPE, every setting with its description"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,18 +47,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(completion_script())
             return 0
         if not arguments or arguments[0] in ("-h", "--help"):
-            print(USAGE)
+            print(usage())
             return 0
         if {"-h", "--help", "--help-all"} & set(arguments):
             return show_settings(arguments)
         recipe, output, overrides = parse(arguments)
+        check_command(recipe, overrides)
+        from trainer.config.config import apply_overrides, load_recipe
+
         base = load_recipe(recipe)
         config = apply_overrides(base, overrides)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        # Imported late: a wrong setting is named without waiting for the distributed part.
+        from trainer.config.fit_to_log import choose_split
         from trainer.runtime.exit_codes import exit_code
         from trainer.runtime.runtime import start
         from trainer.trainer import Trainer
@@ -78,6 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code(work, resumes=True)
 
 
+def usage() -> str:
+    """Return how the command is called."""
+    return USAGE.format(program=program("trainer.train"))
+
+
 def parse(arguments: Sequence[str]) -> tuple[str, Path, list[str]]:
     """Split a command line into recipe, output folder and overrides.
 
@@ -86,7 +93,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, Path, list[str]]:
     """
     recipe, rest = arguments[0], list(arguments[1:])
     if recipe.startswith("-"):
-        raise ValueError(f"expected a recipe first, got {recipe!r}\n{USAGE}")
+        raise ValueError(f"expected a recipe first, got {recipe!r}\n{usage()}")
     output = None
     overrides: list[str] = []
     remaining = iter(rest)
@@ -108,6 +115,10 @@ def show_settings(arguments: Sequence[str]) -> int:
     Raises:
         ValueError: there is no such recipe or section.
     """
+    check_command(arguments[0], ())
+    from trainer.config.config import apply_overrides, load_recipe
+    from trainer.config.overrides import describe_section, describe_sections
+
     config = load_recipe(arguments[0])
     if "--help-all" in arguments:
         apply_overrides(config, ["--help"])  # leaves with exit code 0
@@ -117,25 +128,15 @@ def show_settings(arguments: Sequence[str]) -> int:
         print("\n\n".join(describe_section(config, name) for name in names))
         return 0
     print(
-        f"usage: python -m trainer.train {arguments[0]} --output DIR [--section.field VALUE ...]",
-        "(on) and (off): --x.y, --x.no-y. `--help SECTION` describes a section's settings,",
-        "`--help-all` every one.",
+        f"usage: {program('trainer.train')} {arguments[0]} --output DIR "
+        "[--section.field VALUE ...]",
+        "Switches, marked (on) and (off): --x.y turns on, --x.no-y turns off. `--help SECTION`",
+        "describes the settings of a section, `--help-all` every setting.",
         "",
         describe_sections(config),
         sep="\n",
     )
     return 0
-
-
-def describe_recipes() -> str:
-    """Return one line a recipe: its name and the first line of its docstring."""
-    known = recipes()
-    width = max(len(name) for name in known)
-    lines = []
-    for name, function in known.items():
-        summary = (inspect.getdoc(function) or "").partition("\n")[0]
-        lines.append(f"{name:<{width}}  {summary}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -32,12 +32,14 @@ from models.tower import StreamTowerConfig
 from models.towers.specformer import SpecFormerConfig
 from trainer.checkpoint.schedule import CheckpointConfig
 from trainer.config.fit_to_log import fit_recipe
-from trainer.config.overrides import check_words, last_value, without_replaced
+from trainer.config.names import unknown_recipe
+from trainer.config.overrides import check_words, last_value, setting_kinds, without_replaced
 from trainer.data.loader import LoaderConfig
 from trainer.data.splits import parse_days, parse_rows
 from trainer.distributed.optimizer import DenseOptimizerConfig
 from trainer.distributed.parallelize import ParallelConfig
 from trainer.distributed.precision import PrecisionConfig
+from trainer.runtime.program import program
 from trainer.runtime.runtime import RuntimeConfig
 from trainer.telemetry.exporter import ExportConfig
 from trainer.telemetry.telemetry import TelemetryConfig
@@ -204,10 +206,7 @@ def load_recipe(name: str) -> TrainConfig:
             ) from error
     known = recipes()
     if name not in known:
-        raise ValueError(
-            f"recipe {name!r} does not exist{suggest(name, known)}; recipes: {', '.join(known)} "
-            "(python -m trainer.train --list describes them)"
-        )
+        raise ValueError(unknown_recipe(name, known))
     return known[name]()
 
 
@@ -219,7 +218,7 @@ def apply_overrides(config: TrainConfig, arguments: Sequence[str]) -> TrainConfi
             closest setting.
     """
     if list(arguments) != ["--help"]:
-        check_words(config, arguments)
+        check_words(setting_kinds(config), arguments)
     # First, because the other settings may name its tables and fields.
     path = last_value(arguments, "--data.schema")
     if path:
@@ -231,7 +230,7 @@ def apply_overrides(config: TrainConfig, arguments: Sequence[str]) -> TrainConfi
                 tyro.conf.AvoidSubcommands[TrainConfig],
                 default=without_replaced(config, arguments),
                 args=list(arguments),
-                prog="python -m trainer.train RECIPE",
+                prog=f"{program('trainer.train')} RECIPE",
                 console_outputs=True,
             )
     except SystemExit as stop:

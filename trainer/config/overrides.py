@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Settings as a command line gives them: their names, what each expects, and a short list of them.
 
-A setting is a field of nested dataclasses and called --section.field, with hyphens. Words are
-checked here before they are applied, because a parser's own messages leave out what was expected,
-or what was meant.
+A setting is a field of nested dataclasses and is called --section.field, with hyphens. tyro applies
+the words and prints the long help. Words are checked here first, for two reasons. tyro's messages
+leave out what a number should have been and the closest choice, and report a value after a switch
+as an unknown option. And tyro needs the dataclasses, hence torch: a check of plain data needs
+neither, so a misspelt setting is answered at once (see `names.py`).
 """
 
 from __future__ import annotations
@@ -13,15 +15,16 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from embeddings.schema.plain import suggest
+from trainer.runtime.program import program
 
 _WIDTH = 100
-# Fields of a recipe that no word can set.
+# Fields of a configuration that no word can set.
 _FIXED = ("recipe", "schema")
-# What settings of no section are called together.
+# The name of the section of settings that lie in no section.
 _ROOT = "run"
 _OFTEN = (
     *("--epochs", "--data.path", "--data.schema", "--data.train-days", "--data.test-days"),
@@ -31,11 +34,16 @@ _OFTEN = (
 )
 
 
+# What a setting expects, as JSON can hold it: "bool", "int", "float" or "str"; a list of choices;
+# {"each": kind} for any number of words; {"pairs": kind} for NAME VALUE pairs; "" for other types.
+Kind = str | list[str] | dict[str, Any]
+
+
 class Setting(NamedTuple):
     """A field: its name on the command line, its annotated type, its value."""
 
     name: str
-    kind: Any
+    annotation: Any
     value: Any
 
 
@@ -65,14 +73,34 @@ def setting_names(config: Any) -> list[str]:
     return [setting.name for _, own in sections(config) for setting in own]
 
 
-def check_words(config: Any, words: Sequence[str]) -> None:
-    """Check that `words` are settings of `config`, each followed by what it expects.
+def setting_kinds(config: Any) -> dict[str, Kind]:
+    """Return what each setting expects, by its name, as plain data."""
+    return {one.name: kind_of(one.annotation) for _, own in sections(config) for one in own}
+
+
+def kind_of(annotation: Any) -> Kind:
+    """Return an annotated type as plain data: see `Kind`."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return [str(choice) for choice in inner]
+    if origin is tuple:
+        return {"each": kind_of(inner[0])}
+    if origin is dict:
+        return {"pairs": kind_of(inner[1])}
+    return annotation.__name__ if annotation in (bool, int, float, str) else ""
+
+
+def check_words(known: Mapping[str, Kind], words: Sequence[str]) -> None:
+    """Check that `words` are known settings, each followed by what it expects.
+
+    Args:
+        known: what each setting expects, by its name.
+        words: of the command line, after the recipe.
 
     Raises:
         ValueError: an unknown setting, or a word that is no value of its setting; the message
             proposes the closest setting or value.
     """
-    known = {setting.name: setting.kind for _, own in sections(config) for setting in own}
     name, values = "", []
     for word in (*words, "--"):
         if not word.startswith("--"):
@@ -82,34 +110,54 @@ def check_words(config: Any, words: Sequence[str]) -> None:
             _check_values(name, known[name], values)
         elif values:
             raise ValueError(
-                f"unexpected word {values[0]!r}: expected --section.field VALUE; `python -m "
-                "trainer.train RECIPE --help` says where they are listed"
+                f"unexpected word {values[0]!r}: expected --section.field VALUE; "
+                f"`{program('trainer.train')} RECIPE --help` lists the sections"
             )
         if word == "--":
             continue
         text, equals, value = word.partition("=")
         name, values = text.replace("_", "-"), [value] if equals else []
         negated = re.sub(r"(^--|\.)no-", r"\1", name)
-        if name not in known and known.get(negated) is bool:
+        if name not in known and known.get(negated) == "bool":
             name = negated
-        if name not in known and "accumul" in name:
-            raise ValueError(
-                f"{name}: gradients are not accumulated over batches, because the tables' fused "
-                "optimizers update a row once for each of them, which no larger batch does; raise "
-                "--loader.batch-size, or train on more ranks"
-            )
         if name not in known:
-            raise ValueError(
-                f"unknown setting {name}{suggest(name, known)}; `python -m trainer.train RECIPE "
-                "--help SECTION` lists those of a section, --help the sections"
-            )
+            raise UnknownSettingError(_unknown(name, known), name)
+
+
+class UnknownSettingError(ValueError):
+    """No setting has this name. Attribute: name, such as --loader.batch."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+def _unknown(name: str, known: Mapping[str, Kind]) -> str:
+    """Return what to answer to a name that is no setting."""
+    if "accumul" in name:
+        return (
+            f"{name}: gradients are not accumulated over batches, because the tables' fused "
+            "optimizers update a row once for each of them, which no larger batch does; raise "
+            "--loader.batch-size, or train on more ranks"
+        )
+    own = name.rpartition(".")[2].lstrip("-")
+    same = [one for one in known if one.rpartition(".")[2].lstrip("-") == own]
+    meant = f", did you mean {same[0]!r}?" if len(same) == 1 else suggest(name, known)
+    return (
+        f"unknown setting {name}{meant}; `{program('trainer.train')} RECIPE --help SECTION` lists "
+        "those of a section, --help the sections"
+    )
 
 
 def without_replaced(config: Any, words: Sequence[str]) -> Any:
-    """Return `config` with every mapping empty that `words` give anew.
+    """Return `config` with every mapping emptied that `words` set.
 
-    The parser offers a mapping that has pairs as one setting a pair, and would know neither the
+    tyro turns a mapping that has pairs into one setting a pair, and then accepts neither the
     mapping's own name nor another key.
+
+    Args:
+        config: a dataclass of settings.
+        words: of the command line.
     """
     given = {word.partition("=")[0].replace("_", "-") for word in words}
 
@@ -160,7 +208,10 @@ def describe_sections(config: Any) -> str:
 def describe_section(config: Any, name: str) -> str:
     """Return what the settings of a section mean, and their values.
 
-    name: as `describe_sections` lists it; of those that lie within one, all are described.
+    Args:
+        config: a dataclass of settings.
+        name: of a section, as `describe_sections` lists it. The name of a group describes every
+            section within it.
 
     Raises:
         ValueError: there is no such section.
@@ -202,58 +253,56 @@ def _listed(own: Sequence[Setting]) -> list[str]:
     return [line.replace("\0", " ") for line in lines]
 
 
-def _check_values(name: str, kind: Any, values: list[str]) -> None:
+def _check_values(name: str, kind: Kind, values: list[str]) -> None:
     """Check the words after one setting."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    expected, bad, choices = _expectation(kind), None, ()
-    if kind is bool:
+    each, bad = kind, None
+    if kind == "bool":
         bad = values[0] if values else None
-    elif origin is tuple:
-        bad = next((value for value in values if not _fits(inner[0], value)), None)
-        choices = typing.get_args(inner[0])
-    elif origin is dict:
-        bad = next((value for value in values[1::2] if not _fits(inner[1], value)), None)
+    elif isinstance(kind, dict) and "each" in kind:
+        each = kind["each"]
+        bad = next((value for value in values if not _fits(each, value)), None)
+    elif isinstance(kind, dict):
+        each = kind["pairs"]
+        bad = next((value for value in values[1::2] if not _fits(each, value)), None)
         bad = values[-1] if bad is None and len(values) % 2 else bad
-        choices = typing.get_args(inner[1])
         twice = next((one for one in values[::2] if values[::2].count(one) > 1), None)
         if bad is None and twice is not None:
             raise ValueError(f"{name}: expected each NAME once, got {twice!r} twice")
     elif len(values) != 1:
         found = " ".join(values) if values else "nothing"
-        raise ValueError(f"{name}: expected {expected}, got {found}")
+        raise ValueError(f"{name}: expected {_expectation(kind)}, got {found}")
     elif not _fits(kind, values[0]):
-        bad, choices = values[0], inner
+        bad = values[0]
     if bad is not None:
-        meant = suggest(bad, [choice for choice in choices if isinstance(choice, str)])
-        raise ValueError(f"{name}: expected {expected}, got {bad!r}{meant}")
+        meant = suggest(bad, each if isinstance(each, list) else ())
+        raise ValueError(f"{name}: expected {_expectation(kind)}, got {bad!r}{meant}")
 
 
-def _fits(kind: Any, word: str) -> bool:
-    """Return whether a word is a value of a scalar type."""
-    if typing.get_origin(kind) is Literal:
-        return word in [str(choice) for choice in typing.get_args(kind)]
-    if kind in (int, float):
+def _fits(kind: Kind, word: str) -> bool:
+    """Return whether a word is a value of a scalar kind."""
+    if isinstance(kind, list):
+        return word in kind
+    if kind in ("int", "float"):
         try:
-            kind(word)
+            (int if kind == "int" else float)(word)
         except ValueError:
             return False
     return True
 
 
-def _expectation(kind: Any) -> str:
+def _expectation(kind: Kind) -> str:
     """Return in words what a setting expects."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Literal:
-        return f"one of {', '.join(map(repr, inner))}"
-    if origin is tuple:
-        return f"any number of words, each {_expectation(inner[0])}"
-    if origin is dict:
-        return f"pairs NAME VALUE, each VALUE {_expectation(inner[1])}"
+    if isinstance(kind, list):
+        return f"one of {', '.join(map(repr, kind))}"
+    if isinstance(kind, dict) and "each" in kind:
+        return f"any number of words, each {_expectation(kind['each'])}"
+    if isinstance(kind, dict):
+        return f"pairs NAME VALUE, each VALUE {_expectation(kind['pairs'])}"
     names = {
-        bool: "no value (--x.y for on, --x.no-y for off)",
-        int: "an integer",
-        float: "a number",
-        str: "one word (quote spaces)",
+        "bool": "no value (--x.y for on, --x.no-y for off)",
+        "int": "an integer",
+        "float": "a number",
+        "str": "one word (quote spaces)",
     }
     return names.get(kind, "a value")
 

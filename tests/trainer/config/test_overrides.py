@@ -10,7 +10,7 @@ import pytest
 
 from trainer import train
 from trainer.config.config import apply_overrides, load_recipe, recipes
-from trainer.config.overrides import check_words, describe_settings, setting_names
+from trainer.config.overrides import check_words, describe_settings, setting_kinds, setting_names
 
 SCREEN = 45  # lines
 
@@ -49,7 +49,7 @@ class Whole:
     ],
 )
 def test_words_that_fit_pass(words):
-    check_words(Whole(), words.split())
+    check_words(setting_kinds(Whole()), words.split())
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_words_that_fit_pass(words):
 )
 def test_a_word_that_does_not_fit_is_told_with_what_was_expected_and_meant(words, message):
     with pytest.raises(ValueError) as caught:
-        check_words(Whole(), words.split())
+        check_words(setting_kinds(Whole()), words.split())
     assert str(caught.value) == message
 
 
@@ -112,7 +112,7 @@ def test_a_word_that_does_not_fit_is_told_with_what_was_expected_and_meant(words
 )
 def test_a_setting_that_does_not_exist_is_told_with_the_closest(words, message):
     with pytest.raises(ValueError) as caught:
-        check_words(Whole(), words.split())
+        check_words(setting_kinds(Whole()), words.split())
     assert str(caught.value).startswith(message)
 
 
