@@ -1,33 +1,47 @@
 # SPDX-License-Identifier: MIT
-"""Plain data (dicts, lists and scalars, as YAML and JSON give them) to dataclasses.
+"""Convert plain data (dicts, lists and scalars, as YAML and JSON give them) to dataclasses.
 
-Unknown keys are errors that give their path and the closest known name.
+Conversion is strict: an unknown key, a missing key or a value of another type is an error that
+gives its path, what was expected, what was found and a way out. The data may come from somebody
+else's file, so the work is bounded: nothing is copied before its type is known, and a message shows
+only the beginning of a value, however often YAML aliases repeat it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import reprlib
 import types
 import typing
 from collections.abc import Iterable
 from typing import Any, Literal
 
+_INT64 = range(-(2**63), 2**63)
+_SHOWN = reprlib.Repr()
+_SHOWN.maxlevel, _SHOWN.maxdict, _SHOWN.maxlist, _SHOWN.maxstring = 2, 3, 3, 80
+
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return ', did you mean X?' for the closest of `known`, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+    close = difflib.get_close_matches(name[:200], list(known), n=1)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
 def from_plain(kind: Any, value: Any, path: str) -> Any:
-    """Convert plain dicts, lists and scalars to the annotated type `kind`.
+    """Convert plain dicts, lists and scalars to an annotated type.
 
-    A union of dataclasses is told apart by the key `type`, which holds the class's name. `path`
-    names the place in error messages.
+    Args:
+        kind: a dataclass, `tuple[T, ...]`, `dict[str, T]`, `Literal`, a scalar type, or a union. A
+            union of dataclasses is told apart by the key `type`, which holds the class's name.
+        value: what was read.
+        path: the value's place, for error messages.
+
+    Returns:
+        A value of type `kind`. Whole numbers become floats where a float is expected.
 
     Raises:
-        ValueError: unknown or missing key, or wrong type, with the key's path.
+        ValueError: an unknown or missing key, or a value of another type.
     """
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):
@@ -37,29 +51,44 @@ def from_plain(kind: Any, value: Any, path: str) -> Any:
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ValueError(f"{path}: expected a list, got {type(value).__name__}")
-        return tuple(
-            from_plain(typing.get_args(kind)[0], item, f"{path}[{i}]")
-            for i, item in enumerate(value)
-        )
+        inner = typing.get_args(kind)[0]
+        return tuple(from_plain(inner, item, f"{path}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, dict):
             raise ValueError(f"{path}: expected a mapping, got {type(value).__name__}")
+        inner = typing.get_args(kind)[1]
         return {
-            str(key): from_plain(typing.get_args(kind)[1], item, f"{path}.{key}")
+            _scalar(str, key, path): from_plain(inner, item, f"{path}.{key}")
             for key, item in value.items()
         }
     if origin is Literal:
-        if value not in typing.get_args(kind):
+        choices = typing.get_args(kind)
+        if value not in choices:
+            meant = suggest(value, choices) if isinstance(value, str) else ""
             raise ValueError(
-                f"{path}: expected one of {list(typing.get_args(kind))}, got {value!r}"
-                f"{suggest(str(value), typing.get_args(kind))}"
+                f"{path}: expected one of {list(choices)}, got {_SHOWN.repr(value)}{meant}"
             )
         return value
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    return _scalar(kind, value, path)
+
+
+def _scalar(kind: Any, value: Any, path: str) -> Any:
+    """Return `value` as the scalar type `kind`."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if whole and kind in (int, float) and value not in _INT64:
+        raise ValueError(
+            f"{path}: expected a number of at most 64 bits, got one of {value.bit_length()}"
+        )
+    if whole and kind is float:
         return float(value)
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+        # YAML reads `no`, `1.10` and `2026-01-01` as other types than text.
+        quoted = (
+            "; write it in quotes" if kind is str and not isinstance(value, list | dict) else ""
+        )
         raise ValueError(
-            f"{path}: expected {kind.__name__}, got {value!r} ({type(value).__name__})"
+            f"{path}: expected {kind.__name__}, got {_SHOWN.repr(value)} "
+            f"({type(value).__name__}){quoted}"
         )
     return value
 
@@ -72,8 +101,9 @@ def _from_mapping(kind: Any, value: Any, path: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key in value:
         if key not in fields:
+            shown = _SHOWN.repr(key).strip("'") if isinstance(key, str) else _SHOWN.repr(key)
             raise ValueError(
-                f"{path}.{key}: unknown key{suggest(str(key), fields)}; known: {list(fields)}"
+                f"{path}.{shown}: unknown key{suggest(str(key), fields)}; known: {list(fields)}"
             )
     for name, field in fields.items():
         required = (
@@ -104,10 +134,10 @@ def _from_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
         (only,) = named.values()  # optional, so there is nothing to tell apart
         return from_plain(only, value, path)
     name = value.get("type") if isinstance(value, dict) else None
-    if not isinstance(value, dict) or name not in named:
+    if not isinstance(value, dict) or not isinstance(name, str) or name not in named:
+        meant = suggest(name, named) if isinstance(name, str) else ""
         raise ValueError(
-            f"{path}.type: expected one of {sorted(named)}, got {name!r}{suggest(str(name), named)}"
+            f"{path}.type: expected one of {sorted(named)}, got {_SHOWN.repr(name)}{meant}"
         )
-    return from_plain(
-        named[name], {key: item for key, item in value.items() if key != "type"}, path
-    )
+    rest = {key: item for key, item in value.items() if key != "type"}
+    return from_plain(named[name], rest, path)
