@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: MIT
 """Ids to vectors: one layer over every table of a schema, unsharded.
 
-A table whose features are single ids and bags lives in an EmbeddingBagCollection (pooled inside the
-lookup); a table that any sequence reads lives in an EmbeddingCollection, and its single ids and
-bags are read from there too, so that a candidate item and the items of a history share one weight.
-A table of bags with weights lives in a second EmbeddingBagCollection, to whose ranks weights travel
-with the ids. A dynamic table lives with others of its width in a collection of their own
-(`embeddings/dynamic/dynamic.py`), whatever reads it. Callers see none of this: they get one pooled
-matrix and one jagged tensor per sequence.
+The table decides the collection. Tables of single ids and bags are in an EmbeddingBagCollection,
+which pools inside the lookup. A table that any sequence reads is in an EmbeddingCollection, for its
+single ids and bags too, so that a candidate item and the items of a history share one weight.
+Tables of bags with weights are in a second EmbeddingBagCollection, to which weights travel with the
+ids. Dynamic tables of one width are in a collection of their own
+(`embeddings/dynamic/dynamic.py`). Callers see none of this: they get one pooled matrix and one
+jagged tensor per sequence.
 
-`EmbeddingLayer.forward` is straight-line, because TorchRec's pipeline traces every module that owns
-a table; the collections are given the features untouched, because any operation on ids in between
-would switch the pipeline's overlap off.
+`EmbeddingLayer.forward` has no branch, because TorchRec's pipeline traces every module that owns a
+table. The collections get the features untouched, because any operation on ids before them would
+switch the pipeline's overlap off.
 
 Shapes: B examples, P sum of the widths of pooled features, N values of a sequence in a batch, D
 width of a table, E rows of a table.
@@ -33,22 +33,22 @@ from embeddings.dynamic.dynamic import DynamicCollection, dynamic_parts
 from embeddings.pooling import Assemble, Embeddings
 from embeddings.schema.schema import Schema, Table
 
-# Rows drawn from one seed. Rows do not depend on how a table is sharded, nor on its number of rows.
+# Rows that one seed draws, whatever a table's sharding and number of rows.
 _BLOCK_ROWS = 1024
 
 
 class EmbeddingLayer(nn.Module):
     """Every table of a schema.
 
-    Rows start from a normal distribution of the table's `init_std`, drawn from `seed` and the row's
-    number alone, so every sharding of a table starts from the same rows.
+    Rows start from a normal distribution of the table's `init_std` that depends only on seed, table
+    name and row number, so every sharding of a table starts from the same rows.
 
     Args:
         schema: tables and sparse features.
         device: where the tables are; `meta` to allocate nothing until they are sharded.
         seed: of the rows; `torch.initial_seed()` if None.
-        by_id: tables of single ids that are to keep one vector per id too
-          (`embeddings/sharding/coalesce.py` says why).
+        by_id: tables of single ids that keep one vector per id as well
+          (`embeddings/sharding/coalesce.py`).
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class EmbeddingLayer(nn.Module):
         )
         unpooled = tables_of_collections(schema).union(by_id)
         bags, weighted, collections = _configs(schema, unpooled)
-        # Built on meta and allocated after: TorchRec would draw rows that are drawn again here, and
-        # would move the random numbers that the rest of a model starts from.
+        # Built on meta and allocated afterwards: TorchRec would draw rows only for them to be drawn
+        # again here, and would advance the random numbers of the rest of the model.
         meta = torch.device("meta")
         self.bags = EmbeddingBagCollection(tables=bags, device=meta) if bags else None
         self.weighted = (
@@ -78,7 +78,7 @@ class EmbeddingLayer(nn.Module):
             if weighted
             else None
         )
-        # One collection a width: an EmbeddingCollection holds tables of one width.
+        # An EmbeddingCollection holds tables of one width.
         self.collections = nn.ModuleDict(
             {
                 f"dim{width}": EmbeddingCollection(tables=tables, device=meta)
@@ -92,10 +92,12 @@ class EmbeddingLayer(nn.Module):
             self.reset_parameters()
 
     def forward(self, features: KeyedJaggedTensor) -> Embeddings:
-        """Look up the schema's features (their keys, with B lists each of rows or dynamic ids).
+        """Look up the schema's features.
 
-        Where ids have weights, those of `features` are what vectors are multiplied by before they
-        are added up, the division of a mean included (`models/batch.py`).
+        Args:
+            features: one key a feature, with B lists of rows, or of ids for dynamic tables. Weights
+              multiply vectors before they are added; they include the division of a mean
+              (`models/batch.py`).
         """
         bags = [part(features) for part in (self.bags, self.weighted) if part is not None]
         rows = [collection(features) for collection in self.collections.values()]
@@ -111,7 +113,7 @@ class EmbeddingLayer(nn.Module):
         }
 
     def set_day(self, day: int) -> None:
-        """Tell the dynamic tables the log's day of the next batch, in days since the epoch."""
+        """Set the log's day of the next batch for dynamic tables, in days since the epoch."""
         for part in dynamic_parts(self):
             part.map.day = day
 
@@ -132,8 +134,9 @@ class EmbeddingLayer(nn.Module):
 def tables_of_collections(schema: Schema) -> set[str]:
     """Return the names of the tables that must keep one vector per id.
 
-    Those that a sequence reads, dynamic ones, and those whose bags are pooled in different ways: a
-    table of an EmbeddingBagCollection pools in one way only. With weights a mean is a sum too.
+    They are tables that a sequence reads, dynamic tables, and tables whose bags are pooled in
+    different ways: a table of an EmbeddingBagCollection pools in one way only. With weights a mean
+    is a sum too.
     """
     names = {feature.table for feature in schema.sparse if feature.kind == "sequence"}
     names |= {table.name for table in schema.tables if table.dynamic}
@@ -159,10 +162,10 @@ def local_shards(weight: Tensor | ShardedTensor) -> Iterator[tuple[Tensor, int, 
 def draw_rows(
     weight: Tensor, table: Table, seed: int, first_row: int = 0, first_column: int = 0
 ) -> None:
-    """Fill a shard of `table` with the rows that belong there.
+    """Fill a shard of `table` with its initial rows.
 
     Args:
-        weight: (rows, columns) part of the table, from `first_row` and `first_column` on.
+        weight: (rows, columns), part of the table from `first_row` and `first_column` on.
         table: its width D and standard deviation `init_std`.
         seed: the same on all ranks.
         first_row: of the shard in the table.
@@ -185,9 +188,9 @@ def draw_rows(
 def _configs(
     schema: Schema, unpooled: Collection[str]
 ) -> tuple[list[EmbeddingBagConfig], list[EmbeddingBagConfig], dict[int, list[EmbeddingConfig]]]:
-    """Return TorchRec's configurations: pooled tables without and with weights, `unpooled` ones.
+    """Return TorchRec's configurations of pooled tables, of those with weights, and of the rest.
 
-    The last are by width.
+    The rest are the `unpooled` tables, by width.
     """
     bags: list[EmbeddingBagConfig] = []
     weighted: list[EmbeddingBagConfig] = []
@@ -208,7 +211,7 @@ def _configs(
                 )
             )
             continue
-        # For single ids every pooling is the same; a sum spares the division.
+        # For single ids all poolings agree; a sum saves the division.
         pooling = next((f.pooling for f in features if f.kind == "bag"), "sum")
         has_weights = any(f.weights for f in features)
         (weighted if has_weights else bags).append(

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Row-wise optimizers of the tables, fused in backward, and the number format of what they update.
+"""Row-wise optimizers of the tables, fused in backward, and the number format of the tables.
 
 A fused optimizer updates the touched rows inside backward and never holds a table's gradient. It
 therefore applies whatever gradient reaches it: scaling, clipping and the decision to skip a step
-have to happen before, at the boundary between tables and model.
+have to come before, at the boundary between tables and model.
 
-Tables that differ in a setting here are looked up by a kernel each; their exchanges are still one.
+Tables that differ in a setting here get a kernel each; they still share one exchange.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.optim.optimizers import Adam
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from embeddings.sharding.counters import lookup_modules
+from embeddings.lookups import lookup_modules
 
 # Of dense weights and tables alike: torch's own defaults differ (Adagrad 1e-10, AdamW 1e-8).
 DEFAULT_EPS = 1e-8
@@ -40,7 +40,7 @@ _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
 }
 WeightFormat = Literal["fp32", "fp16"]
 _FORMATS = {"fp32": DataType.FP32, "fp16": DataType.FP16}
-# Fused kernels that fbgemm has; the others it has for every device.
+# Devices for which fbgemm has a fused kernel, where not for all.
 _DEVICES = {"adam": ("cuda",)}
 
 
@@ -48,18 +48,22 @@ _DEVICES = {"adam": ("cuda",)}
 class SparseOptimizerConfig:
     """The optimizer of the tables.
 
-    kind: `rowwise_adagrad` keeps one number a row, the running sum of the mean squared gradient (g
-      the row's gradient: s += mean(g^2), row -= learning_rate * g / (sqrt(s) + eps)); `adagrad`
-      keeps one a weight; `sgd` keeps none; `adam` keeps two a weight, moves the rows of a batch
-      only, and runs on GPUs only.
-    eps: added to the root; without effect on `sgd`, where it must stay at its default.
-    beta1, beta2: of `adam`; without effect on others, where they must stay at their defaults.
-    weights: number format in which tables are kept, a vector leaves them in fp32. Kernels on GPUs
-      round what they write to fp16 stochastically, so that steps below its resolution count on
-      average; those on CPUs round to the nearest, and lose them. States stay fp32.
-    table_learning_rates, table_eps, table_weights: of single tables, as pairs (on a command line
-      NAME VALUE NAME VALUE), in place of learning_rate, eps and weights. Pairs that are given take
-      the place of all the recipe's.
+    Args:
+        kind: `rowwise_adagrad` keeps one number a row, the running sum of the mean squared gradient
+          (g the row's gradient: s += mean(g^2), row -= learning_rate * g / (sqrt(s) + eps));
+          `adagrad` keeps one a weight; `sgd` keeps none; `adam` keeps two a weight, moves the rows
+          of a batch only, and runs on GPUs only.
+        learning_rate: of all tables that have none of their own.
+        eps: added to the root; has no effect on `sgd`, where it must stay at its default.
+        beta1: of `adam`; must stay at its default for other kinds.
+        beta2: of `adam`; must stay at its default for other kinds.
+        table_learning_rates: of single tables, as pairs (on a command line NAME VALUE NAME VALUE).
+          Given pairs replace all pairs of the recipe.
+        table_eps: of single tables, as pairs.
+        weights: number format in which tables are kept; vectors leave them in fp32. GPU kernels
+          round to fp16 stochastically, so that steps below its resolution count on average; CPU
+          kernels round to the nearest and lose such steps. States stay fp32.
+        table_weights: of single tables, as pairs.
     """
 
     kind: Literal["rowwise_adagrad", "adagrad", "sgd", "adam"] = "rowwise_adagrad"
@@ -141,15 +145,15 @@ class SparseOptimizerConfig:
 
     @property
     def zero_is_no_update(self) -> bool:
-        """Whether a gradient of zeros leaves touched rows and their state as they are, bit by bit.
+        """Whether a zero gradient leaves touched rows and their state unchanged, bit by bit.
 
-        True of optimizers without momentum, decay or a count of steps: what they add is zero.
+        True of optimizers without momentum, decay or a count of steps: they add zero.
         """
         return self.kind in ("rowwise_adagrad", "adagrad", "sgd")
 
 
 def fuse_optimizer(layer: nn.Module, config: SparseOptimizerConfig) -> None:
-    """Attach the optimizer to every weight of `layer`: from now on its backward updates them.
+    """Attach the optimizer to every weight of `layer`; from then on backward updates them.
 
     Call it before the layer is sharded. Unsharded, the same optimizer runs on dense gradients
     (`adam` does not).
@@ -186,7 +190,7 @@ def _set_formats(layer: nn.Module, config: SparseOptimizerConfig) -> None:
 
 
 def state_bytes(optimizer: type[torch.optim.Optimizer] | str, columns: int) -> int:
-    """Return what an optimizer, by class or kind, keeps for a row of D = `columns` weights."""
+    """Return the bytes an optimizer (class or kind) keeps for a row of D = `columns` weights."""
     kind = _CLASSES[optimizer] if isinstance(optimizer, str) else optimizer
     numbers = {RowWiseAdagrad: 1, torch.optim.SGD: 0, torch.optim.Adagrad: columns}
     return 4 * numbers.get(kind, 2 * columns)
@@ -195,14 +199,14 @@ def state_bytes(optimizer: type[torch.optim.Optimizer] | str, columns: int) -> i
 def table_updates(model: nn.Module) -> int:
     """Return how often the kernels of `model`'s tables have run, in training and evaluation.
 
-    Adam corrects its running means by it, so a run that goes on has to restore it.
+    Adam corrects its running means by it, so a resumed run has to restore it.
     """
     counts = [cast(Tensor, kernel.iter) for kernel in _kernels(model)]
     return max((int(count.item()) for count in counts), default=0)
 
 
 def set_table_updates(model: nn.Module, updates: int) -> None:
-    """Let the kernels of `model`'s tables go on from `table_updates` of another run."""
+    """Set the number of runs of the kernels of `model`'s tables (`table_updates`)."""
     for kernel in _kernels(model):
         kernel.set_optimizer_step(updates)
         kernel.iter_cpu.fill_(updates)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What the collections of a layer have found, put together: pooled vectors and sequences.
+"""Combine the outputs of a layer's collections into pooled vectors and sequences.
 
-Most bags arrive pooled. Those of a table that keeps one vector per id (one that a sequence reads,
-or a dynamic one) are pooled here, behind the exchange; their weights never travel.
+Most bags arrive pooled. Bags of a table that keeps one vector per id (one that a sequence reads, or
+a dynamic one) are pooled here, after the exchange; their weights never travel.
 
 Shapes: B examples, P sum of the widths of pooled features, N values of a feature in a batch, D
 width of a table.
@@ -23,9 +23,10 @@ from embeddings.schema.schema import Schema, SparseFeature
 class Embeddings(NamedTuple):
     """Looked-up vectors of B examples.
 
-    pooled: (B, P) float32, the vectors of the features of kind `id` and `bag` side by side, in the
-      schema's order (`EmbeddingLayer.pooled_names` and `pooled_dims`).
-    sequences: per feature of kind `sequence`, values (N, D) float32 and the lengths of B lists.
+    Attributes:
+        pooled: (B, P) float32, the vectors of the features of kind `id` and `bag` side by side, in
+          the schema's order (`EmbeddingLayer.pooled_names` and `pooled_dims`).
+        sequences: per feature of kind `sequence`, (N, D) float32 values and the lengths of B lists.
     """
 
     pooled: Tensor
@@ -33,7 +34,7 @@ class Embeddings(NamedTuple):
 
 
 class Assemble(nn.Module):
-    """Put the collections' outputs together; a leaf of the pipeline's tracer, so it may branch."""
+    """Combine the collections' outputs; a leaf of the pipeline's tracer, so it may branch."""
 
     def __init__(self, schema: Schema, in_collections: Collection[str]) -> None:
         super().__init__()
@@ -48,9 +49,12 @@ class Assemble(nn.Module):
         rows: list[dict[str, JaggedTensor]],
         features: KeyedJaggedTensor,
     ) -> Embeddings:
-        """Return `Embeddings` of pooled `bags` and of the jagged `rows` of each collection.
+        """Return the `Embeddings` of a batch.
 
-        features: what was looked up; of those with weights that are pooled here, the weights.
+        Args:
+            bags: pooled vectors, (B, sum of widths) a collection.
+            rows: jagged vectors by feature, (N, D) each, a dictionary a collection.
+            features: what was looked up, for the weights of bags that are pooled here.
         """
         jagged: dict[str, JaggedTensor] = {}
         for collection in rows:
@@ -74,16 +78,19 @@ class Assemble(nn.Module):
 
 
 def pool(rows: JaggedTensor, feature: SparseFeature, weights: Tensor | None = None) -> Tensor:
-    """Reduce the (N, D) rows of an `id` or `bag` feature to (B, D); an empty list gives zeros.
+    """Reduce the rows of an `id` or `bag` feature to (B, D); an empty list gives zeros.
 
-    weights: (N,) of the rows' ids, with the division of a mean in them.
+    Args:
+        rows: (N, D) values in B lists.
+        feature: says how to pool.
+        weights: (N,), one an id, the division of a mean included.
     """
     if feature.kind == "id":
         return rows.values()  # exactly one value an example
-    lengths, vectors = rows.lengths(), rows.values()
+    lengths, vectors = rows.lengths(), rows.values()  # (B,), (N, D)
     if weights is not None:
         vectors = vectors * weights[:, None]
-    total = torch.segment_reduce(vectors, "sum", lengths=lengths.long(), unsafe=True)
+    total = torch.segment_reduce(vectors, "sum", lengths=lengths.long(), unsafe=True)  # (B, D)
     if feature.pooling == "sum" or weights is not None:
         return total
     return total / lengths.clamp(min=1).unsqueeze(1)

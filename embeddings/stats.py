@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What tables are used for: occupancy, hits, missing ids, skew and row norms, per table and rank.
+"""How tables are used: occupancy, hits, missing ids, skew and row norms, per table and rank.
 
 Nothing here runs in the hot path. A row's optimizer state tells whether it was ever updated, so
-occupancy needs no counter of its own; ids are kept by reference for a window of batches and counted
-when somebody asks; whether ids meet trained rows is seen where the rows are, on the lookup kernels
-of an evaluation; norms are of a sample. A rank knows its own shards and ids (`rank_numbers`), and
-`merge_numbers` puts the ranks together.
+occupancy needs no counter. Ids are kept by reference for a window of batches and counted on demand.
+Hits are counted where the rows are, in the lookup kernels of an evaluation. Norms are of a sample.
+`rank_numbers` gives one rank's numbers, and `merge_numbers` combines the ranks.
 
 Shapes: B examples, E rows and D columns of a table, N values of a jagged tensor, F features of a
 kernel.
@@ -31,12 +30,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from embeddings.collection import EmbeddingLayer, local_shards
 from embeddings.dynamic.dynamic import dynamic_parts
 from embeddings.dynamic.idmap import TOTALS
+from embeddings.lookups import lookup_modules
 from embeddings.schema.lifetime import MISSING_ID
 from embeddings.schema.schema import Schema
-from embeddings.sharding.counters import lookup_modules
 
 _SAMPLE_ROWS = 4096
-# How numbers of ranks come together, where they do not add up: means over what, and largest.
+# Numbers of ranks are added, except means (weighted by another number), maxima, and shares.
 _MEANS = {"missing": "ids", "top_share": "ids", "mean_norm": "rows"}
 _LARGEST = ("max_norm", "distinct")
 _SHARES = {"occupancy": ("touched", "rows"), "hit_rate": ("hits", "lookups")}
@@ -46,9 +45,13 @@ _SHARES = {"occupancy": ("touched", "rows"), "hit_rate": ("hits", "lookups")}
 class ShardStats:
     """A table's rows on this rank.
 
-    rows: held here. touched: of them, ever updated; None if the optimizer keeps no state.
-    mean_norm, max_norm: Euclidean, of a sample of the touched rows (of all rows without state); of
-      a shard's columns where a table is cut by column. bytes: of the weights.
+    Attributes:
+        rows: held here.
+        touched: rows that were ever updated; None if the optimizer keeps no state.
+        mean_norm: Euclidean, of a sample of the touched rows (of all rows without state); of a
+          shard's columns where a table is cut by column.
+        max_norm: the largest of the same.
+        bytes: of the weights.
     """
 
     rows: int
@@ -67,8 +70,11 @@ class ShardStats:
 class IdStats:
     """The ids of a table in this rank's latest batches.
 
-    ids: how many. missing: share of row 0 (null, empty or out of vocabulary). distinct: different
-    rows, row 0 left out. top_share: share of the ids that fall on the `top` most frequent rows.
+    Attributes:
+        ids: their number.
+        missing: share of row 0 (null, empty or out of vocabulary).
+        distinct: different rows, row 0 left out.
+        top_share: share of the ids that fall on the `top` most frequent rows.
     """
 
     ids: int
@@ -134,7 +140,7 @@ class IdWindow:
         self._top = top
 
     def update(self, features: KeyedJaggedTensor) -> None:
-        """Remember a batch's ids; no copy, no work."""
+        """Keep a batch's ids by reference."""
         self._window.append(features)
 
     def stats(self) -> dict[str, IdStats]:
@@ -158,12 +164,16 @@ class IdWindow:
 
 
 class Hits:
-    """Whether ids meet rows that were ever updated, counted while it is entered.
+    """Counts how many ids read rows that were ever updated, while it is entered.
 
-    Enter it around an evaluation: it keeps what the kernels of this rank look up in their first
-    `batches` batches, by reference. Where ids are deduplicated, each counts once a batch, feature
-    and rank it comes from. A hashed table's row may have been trained by another id of that row; in
-    a dynamic table only an id with a row of its own can hit.
+    Enter it around an evaluation: it keeps, by reference, the ids that the kernels of this rank
+    look up in their first batches. Deduplicated ids count once per batch, feature and source rank.
+    In a hashed table another id of the same row may have trained it; in a dynamic table only an id
+    with a row of its own can hit.
+
+    Args:
+        model: sharded.
+        batches: to look at.
     """
 
     def __init__(self, model: nn.Module, batches: int = 16) -> None:
@@ -178,13 +188,13 @@ class Hits:
         self._maps = {part.table.name: part.map for part in dynamic_parts(model)}
 
     def __enter__(self) -> Hits:
-        """Start to look."""
+        """Start to record."""
         for part, seen in self._seen:
             self._handles.append(part.register_forward_pre_hook(partial(self._note, seen)))
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop; what was seen stays."""
+        """Stop; the records stay."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -196,7 +206,7 @@ class Hits:
             seen.append((inputs[0].values(), inputs[0].offsets()))
 
     def numbers(self) -> dict[str, dict[str, int]]:
-        """Return, by table, `lookups` (ids other than the missing one) and `hits` among them."""
+        """Return, by table, `lookups` (missing ids left out) and `hits` among them."""
         found: dict[str, dict[str, int]] = {}
         for part, seen in self._seen:
             states = part.emb_module.split_optimizer_states()
@@ -205,8 +215,8 @@ class Hits:
                 first, feature = feature, feature + table.num_features()
                 marks = states[number][0] if number < len(states) and states[number] else None
                 if marks is None or not marks.numel():
-                    continue  # without state nobody knows
-                trained = marks.reshape(table.local_rows, -1).any(1)
+                    continue  # without state it is unknown
+                trained = marks.reshape(table.local_rows, -1).any(1)  # (rows,)
                 if table.name in self._maps:
                     trained &= self._maps[table.name].ids != MISSING_ID
                 shard = table.local_metadata
@@ -228,10 +238,13 @@ def rank_numbers(
     hits: Mapping[str, Mapping[str, float]],
     more: Mapping[str, Mapping[str, float]] | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Return this rank's plain numbers by table; what a rank does not know of a table is absent.
+    """Return this rank's numbers by table; unknown numbers are absent.
 
-    more: numbers of tables that count for themselves (`dynamic_numbers`), which replace those of
-      the same name. Over ranks they add up.
+    Args:
+        shards: of the rows held here.
+        ids: of the latest batches.
+        hits: of `Hits.numbers`.
+        more: counts of dynamic tables (`dynamic_numbers`), which replace numbers of the same name.
     """
     found: dict[str, dict[str, float]] = {}
     plain = [{table: asdict(own) for table, own in part.items()} for part in (shards, ids)]
@@ -244,10 +257,10 @@ def rank_numbers(
 
 
 def dynamic_numbers(layer: EmbeddingLayer) -> dict[str, dict[str, int]]:
-    """Return what the dynamic tables on this rank have counted since they were built.
+    """Return the counts of the dynamic tables on this rank since they were built.
 
-    By table, the numbers of `embeddings/dynamic/idmap.py`: admissions, evictions, failed inserts
-    and more, and as `touched` the rows that ids hold.
+    They are those of `embeddings/dynamic/idmap.py` (admissions, evictions, failed inserts and
+    more), and `touched`, the rows that ids hold.
     """
     return {
         part.table.name: {
@@ -262,10 +275,10 @@ def dynamic_numbers(layer: EmbeddingLayer) -> dict[str, dict[str, int]]:
 
 
 def merge_numbers(ranks: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, Any]]:
-    """Put the ranks' numbers together: by table, those of all ranks and, as `ranks`, of each.
+    """Combine the ranks' numbers: by table, those of all ranks and, as `ranks`, those of each.
 
-    Counts are added; `missing`, `top_share` and `mean_norm` are means by what they are shares or
-    means of; `max_norm` and `distinct` are the largest. `occupancy` and `hit_rate` come of them.
+    Counts are added. `missing`, `top_share` and `mean_norm` are weighted means. `max_norm` and
+    `distinct` are the largest. `occupancy` and `hit_rate` follow from the counts.
     """
     found: dict[str, dict[str, Any]] = {}
     for table in dict.fromkeys(name for rank in ranks for name in rank):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Where ids lie in a bounded table: buckets, and in each of them two sets of rows an id may take.
+"""Where ids may lie in a bounded table: in one bucket, and in one of two sets of rows within it.
 
 A table of E rows is cut into K buckets of consecutive rows; K follows from E alone. An id's bucket
 follows from its mixed bits, so ids with a pattern spread evenly, and a rank holds whole buckets:
-moving to another number of ranks moves rows and changes nothing inside a bucket. The first row of a
-bucket is kept for its ids without a row (bucket 0 keeps row 0 for missing ids as well); the others
-are sets of `WAYS` rows. An id lies in one of two sets, the emptier one when it came, which fills
-tables almost to the last row before an id finds no room.
+another number of ranks moves rows and changes nothing inside a bucket. The first row of a bucket is
+its default row, read by ids without a row (bucket 0 also keeps row 0 for missing ids); the others
+form sets of `WAYS` rows. A new id takes a row in the emptier of its two sets, which fills tables
+almost to the last row before an id finds no room.
 
 Source: Azar, Broder, Karlin, Upfal, "Balanced Allocations", SIAM J. Comput. 29(1), 1999; SplitMix64
 as in `trainer/data/hashing.py`. Shapes: U ids, E rows, K buckets, W = 2 * `WAYS` rows of two sets.
@@ -38,7 +38,7 @@ def mix64(ids: Tensor) -> Tensor:
 
 
 def num_buckets(num_embeddings: int) -> int:
-    """Return K of a table of E rows: about half its root, so that neither is small."""
+    """Return K of a table of E rows: half the root of E, for many buckets of many rows."""
     return max(1, min(_MAX_BUCKETS, math.isqrt(num_embeddings) // 2))
 
 
@@ -81,15 +81,16 @@ def owners(ids: Tensor, buckets: Tensor | int, world_size: int) -> Tensor:
 class Places(NamedTuple):
     """Where U ids may lie.
 
-    rows: (U, W), counted from the shard's first row; one may stand there twice. default: (U,), the
-    row of those without one.
+    Attributes:
+        rows: (U, W), counted from the shard's first row; a row may occur twice.
+        default: (U,), the row that an id without a row of its own reads.
     """
 
     rows: Tensor
     default: Tensor
 
     def at(self, chosen: Tensor) -> Places:
-        """Return where those of the ids may lie whose positions are `chosen`."""
+        """Return the places of the ids at the positions `chosen`."""
         return Places(*(part.index_select(0, chosen) for part in self))
 
 
@@ -129,20 +130,21 @@ class Layout:
 
     def places(self, ids: Tensor) -> Places:
         """Return where U ids, all of this shard's buckets, may lie."""
-        mixed = mix64(ids)
+        mixed = mix64(ids)  # (U,)
         total = num_buckets(self.num_embeddings)
-        bucket = (_shift(mixed, 33) * total) >> 31
+        bucket = (_shift(mixed, 33) * total) >> 31  # (U,) the top 31 bits, scaled to 0 to K - 1
         default = self._default(bucket)
         rows_of_bucket = self._start(bucket + 1) - default - 1
         sets = torch.div(rows_of_bucket + (WAYS - 1), WAYS, rounding_mode="floor")
-        first = ((mixed & _LOW_31) * sets) >> 31
-        # Of the other sets one; where there is one set only, both are it.
+        first = ((mixed & _LOW_31) * sets) >> 31  # (U,) the low 31 bits choose the first set
+        # The second is one of the other sets, or the same where there is only one.
         step = 1 + ((_shift(mixed * _SECOND_SET, 33) * (sets - 1).clamp(min=1)) >> 31)
         second = torch.remainder(first + step, sets)
-        pair = torch.stack([first, second], dim=1) + (default + 1)[:, None]
+        pair = torch.stack([first, second], dim=1) + (default + 1)[:, None]  # (U, 2)
         ways = torch.arange(WAYS, device=ids.device)
+        # Row j of set s is s + j * sets: (U, 2, WAYS).
         rows = torch.addcmul(pair[:, :, None], ways, sets[:, None, None])
-        # Not every set has all its rows: the bucket's last row stands for those beyond its end.
+        # Some sets lack their last row: the bucket's last row takes its place.
         rows = torch.minimum(rows, (default + rows_of_bucket)[:, None, None])
         return Places(rows.view(len(ids), 2 * WAYS), default)
 

@@ -2,13 +2,12 @@
 """Tables whose rows follow the ids: TorchRec's managed collision, on any device.
 
 `DynamicCollection` holds tables of one width, each with an `IdMap`; its sharded form is in
-`embeddings/dynamic/dynamic_sharding.py`. Whatever reads the table, single ids, bags or sequences,
-it gets one vector per id, so one collection serves all; for single ids that is less to exchange
-than pooling over ranks.
+`embeddings/dynamic/dynamic_sharding.py`. Single ids, bags and sequences all get one vector per id,
+so one collection serves them all; for single ids that is less to exchange than pooling over ranks.
 
-Rows that change hands are reset here and not by TorchRec, whose reset has no CPU kernel: a new id
-starts from a vector drawn from its own bits, the seed and the table's name, so that it is the same
-in any row and on any rank, and with an optimizer state of zero. A row without an id holds zeros.
+Rows that get another id are reset here and not by TorchRec, whose reset has no CPU kernel. A new id
+starts from a vector that depends on its bits, the seed and the table's name, so it is the same in
+any row and on any rank, and from an optimizer state of zero. A row without an id holds zeros.
 
 Shapes: U ids, D columns of a table.
 """
@@ -38,23 +37,28 @@ _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 
 
 def draw_vectors(ids: Tensor, table: Table, seed: int) -> Tensor:
-    """Return the (U, D) float32 vectors that U ids start from, normal with the table's `init_std`.
+    """Return the (U, D) float32 vectors that new ids start from, normal with `init_std`.
 
-    They depend on id, seed and the table's name alone. Every 16 bits of an id's mixed bits choose
-    one of 65,536 quantiles, which takes a quarter of the time of logarithms and angles.
+    They depend only on id, seed and the table's name. Each 16 of an id's mixed bits choose one of
+    65,536 quantiles, which takes a quarter of the time of logarithms and angles.
+
+    Args:
+        ids: (U,) int64.
+        table: gives D, `init_std` and the name.
+        seed: the same on all ranks.
     """
     digest = hashlib.sha256(f"{seed}/{table.name}/ids".encode()).digest()
     salt = int.from_bytes(digest[:8], "little", signed=True)
-    fours = torch.arange(1, table.embedding_dim // 4 + 1, device=ids.device) * _GOLDEN
-    bits = mix64(mix64(ids ^ salt)[:, None] + fours)
-    chosen = bits.view(torch.int16).flatten().int() + 2**15
+    fours = torch.arange(1, table.embedding_dim // 4 + 1, device=ids.device) * _GOLDEN  # (D / 4,)
+    bits = mix64(mix64(ids ^ salt)[:, None] + fours)  # (U, D / 4), 64 bits for four numbers
+    chosen = bits.view(torch.int16).flatten().int() + 2**15  # (U * D,) 0 to 65,535
     drawn = _quantiles(ids.device).index_select(0, chosen)
     return (drawn * table.init_std).view(-1, table.embedding_dim)
 
 
 @functools.cache
 def _quantiles(device: torch.device) -> Tensor:
-    """Return (65536,) float32, the middles of as many equally likely parts of a normal number."""
+    """Return (65536,) float32: medians of that many equally likely slices of a standard normal."""
     shares = (torch.arange(2**16, dtype=torch.float64) + 0.5) / 2**16
     return torch.special.ndtri(shares).float().to(device)
 
@@ -63,7 +67,12 @@ def _quantiles(device: torch.device) -> Tensor:
 class Part:
     """The rows of a table that are on this rank.
 
-    weight: (rows, D). states: the optimizer's, (rows,) or (rows, ...) each.
+    Attributes:
+        table: the whole table.
+        seed: of the vectors.
+        map: from ids to these rows.
+        weight: (rows, D).
+        states: of the optimizer, (rows,) or (rows, ...) each.
     """
 
     table: Table
@@ -74,7 +83,7 @@ class Part:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Start from no ids: rows of zeros but those that ids without a row share."""
+        """Start without ids: all rows are zero but the default rows and row 0."""
         self.map.reset()
         if self.weight.is_meta:
             return
@@ -89,16 +98,16 @@ class Part:
 
     @torch.no_grad()
     def renew(self, rows: Tensor) -> None:
-        """Reset rows that ids have left or come to, with the state of the optimizer."""
+        """Reset vector and optimizer state of `rows` (rows,), whose ids have changed."""
         ids = self.map.ids[rows]
-        vectors = draw_vectors(ids, self.table, self.seed)
+        vectors = draw_vectors(ids, self.table, self.seed)  # (rows, D)
         vectors = vectors.masked_fill((ids == MISSING_ID)[:, None], 0)
         self.weight[rows] = vectors.to(self.weight.dtype)
         for state in self.states:
             state[rows] = 0
 
     def _draw(self, rows: Tensor, keys: Tensor) -> None:
-        # Another salt than that of ids, of which any could be a small number.
+        # Salted: `keys` are small numbers, which may also be ids.
         self.weight[rows] = draw_vectors(keys ^ _GOLDEN, self.table, self.seed).to(
             self.weight.dtype
         )
@@ -108,7 +117,7 @@ class HasParts:
     """A collection of dynamic tables, sharded or not."""
 
     def parts(self) -> Iterator[Part]:
-        """Yield what is here of each table."""
+        """Yield each table's rows on this rank."""
         raise NotImplementedError
 
 
@@ -117,7 +126,7 @@ class DynamicCollection(ManagedCollisionEmbeddingCollection, HasParts):
 
     Args:
         tables: each with a `dynamic` section.
-        features: per table, those that read it.
+        features: per table, the names of those that read it.
         seed: of the vectors.
         device: of the tables; `meta` to allocate nothing.
     """
@@ -178,7 +187,7 @@ class DynamicCollection(ManagedCollisionEmbeddingCollection, HasParts):
 
 
 def dynamic_parts(model: nn.Module) -> Iterator[Part]:
-    """Yield what is on this rank of every dynamic table in `model`."""
+    """Yield the rows on this rank of every dynamic table in `model`."""
     for module in model.modules():
         if isinstance(module, HasParts):
             yield from module.parts()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Dynamic tables on several ranks: raw ids go to the rank of their bucket and become rows there.
 
-TorchRec's managed collision does this for numbers of buckets that the ranks divide, and resets rows
-by a kernel that CPUs lack. Here ranks hold buckets in any number (`embeddings/dynamic/buckets.py`),
-and rows are reset by `Part.renew`. Sharding is by row only. Ids travel in the pipeline's exchange
-of the batch before; they are mapped in their own step, so nothing is admitted ahead of its time.
+TorchRec's managed collision needs a number of buckets that the ranks divide, and resets rows by a
+kernel that CPUs lack. Here a rank holds any number of buckets (`embeddings/dynamic/buckets.py`),
+and `Part.renew` resets rows. Sharding is by row only. Ids travel while the batch before is
+computed, and are mapped in the step of their own batch, so none is admitted early.
 
 Shapes: F features, B examples, N ids, R ranks.
 """
@@ -43,8 +43,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from embeddings.dynamic.buckets import num_buckets, owners
 from embeddings.dynamic.dynamic import DynamicCollection, HasParts, Part
 from embeddings.dynamic.idmap import IdMap
+from embeddings.lookups import unique_ids, without_weights
 from embeddings.schema.schema import Table
-from embeddings.sharding.coalesce import unique_ids, without_weights
 
 
 class ShardedDynamicCollection(ShardedManagedCollisionEmbeddingCollection, HasParts):
@@ -77,7 +77,7 @@ class ShardedDynamicCollection(ShardedManagedCollisionEmbeddingCollection, HasPa
 
 
 class _ByBucket(RwSparseFeaturesDist):
-    """Sends each id, as it is, and its weight to the rank that holds its bucket."""
+    """Sends each id unchanged, with its weight, to the rank that holds its bucket."""
 
     def __init__(
         self, group: dist.ProcessGroup, buckets: list[int], device: torch.device | None
@@ -91,14 +91,15 @@ class _ByBucket(RwSparseFeaturesDist):
     ) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
         if self._world_size == 1:
             return self._dist(sparse_features)  # in the order in which they came
-        ids = sparse_features.values()
-        sizes = sparse_features.lengths().view(len(self._ones), -1).sum(1)
+        ids = sparse_features.values()  # (N,)
+        sizes = sparse_features.lengths().view(len(self._ones), -1).sum(1)  # (F,) ids a feature
         ranks = KeyedJaggedTensor(
             keys=sparse_features.keys(),
             values=owners(ids, self._buckets.repeat_interleave(sizes), self._world_size),
             lengths=sparse_features.lengths(),
             stride=sparse_features.stride(),
         )
+        # TorchRec sorts by rank; the ids then take the places of their ranks. order: (N,).
         sent, order = bucketize_kjt_before_all2all(
             ranks, self._world_size, self._ones, output_permute=True
         )
@@ -112,10 +113,10 @@ class _ByBucket(RwSparseFeaturesDist):
 
 
 class _ShardedMaps(ShardedManagedCollisionCollection):
-    """Sends ids by bucket, of which ranks may hold different numbers.
+    """Sends ids by bucket; ranks may hold different numbers of buckets.
 
-    Ids that travel once have the number of their occurrences as weight, so that what is counted,
-    admitted and let go does not depend on it. Weights of the batch stay where they are.
+    With deduplication an id carries its number of occurrences as weight, so that counts, admissions
+    and evictions are the same as without. Weights of the batch are not sent.
     """
 
     def input_dist(
@@ -134,7 +135,7 @@ class _ShardedMaps(ShardedManagedCollisionCollection):
         return {table: JaggedTensor(values=rows, lengths=features.lengths())}
 
     def _create_dedup_indices(self) -> None:
-        """Do nothing: what TorchRec sets up here assumes that ids are bounded."""
+        """Do nothing: TorchRec's buffers here assume bounded ids."""
 
     def _dedup_indices(
         self, ctx: Any, features: list[KeyedJaggedTensor]
@@ -144,7 +145,7 @@ class _ShardedMaps(ShardedManagedCollisionCollection):
             unique, reverse, often = unique_ids(part)
             ctx.input_features.append(part)
             ctx.reverse_indices.append(reverse)
-            # The kernels that sort what was received know weights of floats alone, exact to 2^24.
+            # TorchRec's sorting kernels take float weights only, which are exact up to 2^24.
             unique._weights = often.float()
             found.append(unique)
         return found
@@ -222,5 +223,5 @@ class DynamicSharder(ManagedCollisionEmbeddingCollectionSharder):
 
     @property
     def module_type(self) -> type[DynamicCollection]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """What is sharded."""
+        """The class of modules that are sharded."""
         return DynamicCollection

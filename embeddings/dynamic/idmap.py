@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""The map of a dynamic table: 64-bit ids to its rows, admitting new ids and letting go of old ones.
+"""The map of a dynamic table: 64-bit ids to rows, with admission of new ids and eviction of old.
 
 A ManagedCollisionModule of TorchRec, so that ids travel raw, ahead of time, to the rank that holds
 their bucket (`embeddings/dynamic/buckets.py`) and become rows there, in the step that looks them
-up. In training an id is looked for, counted, admitted or not; in evaluation it is only looked for,
-and nothing changes. An id without a row reads the row of its bucket's ids without one; a missing id
-reads row 0. No id reads another id's row, and one that is admitted at its first occurrence learns
-from it.
+up. In training an id is looked up, counted, and admitted or not; in evaluation it is only looked
+up, and nothing changes. An id without a row reads its bucket's default row; a missing id reads row
+0. No id reads another id's row, and an id that is admitted at its first occurrence learns from it.
 
-Time is the log's: `day` is set from each batch, and the steps are counted here, so a replay of old
-days lets go of what those days did. All that the map knows is in its buffers: rows in the order of
-the table's, cut as the table is cut.
+Time is the log's: `day` is set from each batch and steps are counted here, so a replay of old days
+evicts the same ids. The whole state of the map is in its buffers, in the order of the table's rows,
+and is cut as the table is cut.
 
 Shapes: E rows of the table, N ids of a step, U different ones among them.
 """
@@ -26,9 +25,9 @@ from embeddings.dynamic.buckets import Layout, Places, mix64, num_buckets
 from embeddings.dynamic.slots import STEP_BITS, Slots
 from embeddings.schema.lifetime import MISSING_ID, DynamicConfig
 
-# What `totals` counts, in training, since the map was built.
+# The counts of `totals`: of occurrences up to `waiting`, of ids from there; in training only.
 TOTALS = ("ids", "hits", "missing", "waiting", "admitted", "evicted", "expired", "failed")
-# Rows that have outlived `ttl_steps` are let go so many times in that span.
+# Expired rows are evicted this many times in `ttl_steps` steps.
 _SWEEPS = 16
 
 
@@ -36,10 +35,9 @@ class IdMap(ManagedCollisionModule):
     """Maps the ids of one table, or of the buckets of it that are on this rank.
 
     Attributes:
-        layout: which buckets. slots: ids of the rows. waiting: ids counted towards admission, or
-          None if every id is admitted at once.
+        layout: the buckets on this rank.
         day: of the log, in days since the epoch; set it before each step.
-        totals: (8,) int64, numbers of occurrences and ids (`TOTALS`).
+        totals: (8,) int64, counts since the map was built (`TOTALS`).
 
     Args:
         num_embeddings: E.
@@ -64,7 +62,7 @@ class IdMap(ManagedCollisionModule):
             num_embeddings=num_embeddings, first_bucket=0, last_bucket=num_buckets(num_embeddings)
         )
         super().__init__(device, output_segments=[0, num_embeddings])
-        # It would be saved, and says how the table was cut then.
+        # It would be saved, and holds only how the table is cut now.
         del self._output_segments_tensor
         self.config = config
         self.day = 0
@@ -103,7 +101,7 @@ class IdMap(ManagedCollisionModule):
             if slots is not None:
                 slots.clear()
         if not self.ids.is_meta:
-            # A bucket's first row has no id: what is seen there is how many ways are in use.
+            # A default row has no id: its `seen` holds how many rows of each set are in use.
             ways = self.config.initial_ways(self.layout.num_embeddings)
             self.seen[self.layout.default_rows(self.ids.device)] = ways
 
@@ -112,7 +110,7 @@ class IdMap(ManagedCollisionModule):
         return features
 
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Return the ids as they are: they are counted where they are mapped."""
+        """Return the ids as they are: `train_rows` counts them."""
         return features
 
     def remap(
@@ -136,28 +134,33 @@ class IdMap(ManagedCollisionModule):
         return self.remap(features)
 
     def rows(self, values: Tensor, times: Tensor | None = None) -> Tensor:
-        """Return the (N,) rows of N ids, from this shard's first row on.
+        """Return the (N,) rows of N ids, counted from this shard's first row.
 
-        times: (N,), how often each has come, if not once; looked at in training.
+        Args:
+            values: (N,) int64 ids.
+            times: (N,), how often each id occurs; once if None. Used in training only.
         """
         return self.train_rows(values, times) if self.training else self.lookup(values)
 
     @torch.no_grad()
     def lookup(self, values: Tensor) -> Tensor:
-        """Return the (N,) rows of N ids, from this shard's first row on; nothing changes."""
+        """Return the (N,) rows of N ids, counted from this shard's first row; changes nothing."""
         ids, inverse = torch.unique(values, return_inverse=True)
         _, rows = self.slots.find(ids, self.layout.places(ids))
         return rows.masked_fill(ids == MISSING_ID, 0).index_select(0, inverse)
 
     @torch.no_grad()
     def train_rows(self, values: Tensor, times: Tensor | None = None) -> Tensor:
-        """Return the (N,) rows of N ids of a training step, admitting and evicting.
+        """Return the (N,) rows of the ids of a training step; admits and evicts ids.
 
-        times: (N,), how often each has come, if not once.
+        Args:
+            values: (N,) int64 ids.
+            times: (N,), how often each id occurs; once if None.
         """
         self._current_iter_tensor += 1
         now = (self.day << STEP_BITS) + self.step
         self._expire()
+        # (U,), (N,), (U,)
         ids, inverse, counts = torch.unique(values, return_inverse=True, return_counts=True)
         if times is not None:
             counts = torch.zeros_like(ids).index_add_(0, inverse, times.long())
@@ -165,6 +168,7 @@ class IdMap(ManagedCollisionModule):
         places = self.layout.places(ids)
         has, rows = self.slots.find(ids, places)
         has &= is_id
+        # Positions among the U ids: with a row, and without one.
         known, new = has.nonzero()[:, 0], (is_id & ~has).nonzero()[:, 0]
         self.slots.touch(rows[known], now, counts[known])
         places = places.at(new)
@@ -190,9 +194,9 @@ class IdMap(ManagedCollisionModule):
         return rows.masked_fill(~is_id, 0).index_select(0, inverse)
 
     def evict(self) -> Tensor | None:
-        """Return the rows, numbered as in the table, whose vectors and optimizer state must go.
+        """Return the rows, numbered as in the table, whose vector and state must be reset.
 
-        Those of ids that left and those of ids that came: `ids` says which is which.
+        They are the rows that lost an id or got one since the last call; `ids` tells them apart.
         """
         changed, self._changed = self._changed, []
         if not sum(map(len, changed)):
@@ -200,12 +204,16 @@ class IdMap(ManagedCollisionModule):
         return torch.cat(changed) + self.layout.first_row
 
     def take_over(self, old: Slots) -> tuple[Tensor, Tensor]:
-        """Give the ids of another map (one of another size) rows here, the latest first.
+        """Give the ids of another map, of another size, rows here; the latest seen come first.
+
+        Ids of other ranks' buckets are skipped; those without room are counted as evicted.
+
+        Args:
+            old: the rows of the other map.
 
         Returns:
-            The positions in `old` of the ids that found a row, and those rows, from this shard's
-            first row on. Ids of other ranks' buckets are passed over; those without room are
-            counted as evicted.
+            The positions in `old` of the ids that found a row, and these rows, counted from this
+            shard's first row.
         """
         position = ((old.ids != MISSING_ID) & self.layout.holds(old.ids)).nonzero()[:, 0]
         worth = old.hits if self.config.eviction == "lfu" else old.seen
@@ -227,7 +235,7 @@ class IdMap(ManagedCollisionModule):
         return self.layout.num_rows
 
     def input_size(self) -> int:
-        """Return 0: ids are not bounded."""
+        """Return 0: ids are unbounded."""
         return 0
 
     def buckets(self) -> int:
@@ -240,7 +248,7 @@ class IdMap(ManagedCollisionModule):
         return torch.tensor([rows - held], device=self.ids.device)
 
     def validate_state(self) -> None:
-        """Forget what was derived from the state that has just been replaced."""
+        """Drop what was derived from the buffers, which have just been replaced."""
         self._swept, self._changed = -1, []
 
     def rebuild_with_output_id_range(
@@ -263,14 +271,20 @@ class IdMap(ManagedCollisionModule):
     def _admit(
         self, ids: Tensor, places: Places, counts: Tensor, now: int
     ) -> tuple[Tensor | None, Tensor]:
-        """Return which of U ids without a row get one, and how often each has come.
+        """Decide which ids without a row get one, and count the others.
+
+        Args:
+            ids: (U,) int64, sorted and unique.
+            places: where they may lie.
+            counts: (U,), their occurrences in this step.
+            now: 2^40 * day + step.
 
         Returns:
-            Positions among the ids, None for all of them, and (U,) counts.
+            Positions among the ids, None for all of them, and (U,) occurrences so far.
         """
         waiting = self.waiting
         if self.config.admission == "probability":
-            # Of the step and the id alone: the same on any number of ranks, and after a restart.
+            # From the step and the id only: the same on any number of ranks and after a restart.
             draws = (mix64(mix64(ids) + self.step) >> 11) & ((1 << 53) - 1)
             never = (1 - self.config.probability) ** counts.double()
             return (draws.double() * 2.0**-53 >= never).nonzero()[:, 0], counts
@@ -287,7 +301,7 @@ class IdMap(ManagedCollisionModule):
         return enough.nonzero()[:, 0], total
 
     def _expire(self) -> None:
-        """Let go of the ids that were not seen for too long."""
+        """Evict the ids that were not seen for `ttl_days` or `ttl_steps`."""
         config = self.config
         if config.ttl_days:
             if self.day == self._swept:  # days may go back: another epoch, or a replay

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What a schema says of single columns: sparse and dense features, labels.
+"""The parts of a schema that describe single columns: sparse features, dense features, labels.
 
-Tables, and what the parts of a schema say of each other, are in `embeddings/schema/schema.py`, from
-where all of them are imported.
+Tables, and the checks between parts, are in `embeddings/schema/schema.py`, which exports all of
+them.
 """
 
 from __future__ import annotations
@@ -20,26 +20,32 @@ DenseTransform = Literal["none", "log1p"]
 class SparseFeature:
     """Ids of one column, looked up in one table.
 
-    kind: `id`, one id a row; `bag`, a list of ids pooled into one vector; `sequence`, a list of ids
-    (oldest first) kept as one vector each, of which the newest `max_length` are used.
-    transform: how a value becomes a table row.
-      `hash` mixes an integer's 64 bits (strings: XXH64 of their UTF-8 bytes) and takes the
-      remainder; `identity` uses the integer v as row v + 1; `log_square` buckets a number at
-      floor(ln(x)^2) for x > 2 and at int(x) below, as Criteo's counts are by the FuxiCTR
-      preprocessing; `log_quarter` buckets it at floor(4 ln(1 + max(x, 0))), four buckets to a
-      factor of e; `hour_of_day` and `hour_of_week` read a timestamp (milliseconds since the epoch,
-      UTC); `length` is the number of entries of a list column.
-    pooling: of a bag: the sum of its vectors, or `mean`, that sum divided by the number of its ids.
-    weights: for kind `bag`, a list column of one finite number per id, of either sign; each vector
-      is multiplied by its number before pooling. `mean` still divides by the number of ids, not by
-      the sum of the weights, which may be 0; an id that is null or out of vocabulary keeps its
-      weight.
-    position: for kind `id` on a list column, which entry: -1 the newest, -2 the one before; missing
-      if the list is shorter. 0 for a column that is no list.
-    out_of_range: what an `identity` value outside [0, E - 2] does: `error`; `oov`, row 0 (the log
-      is known to hold such values); `count`, row 0 too, and a run says how many there were.
-    side: `item` if the feature describes what is ranked, else `context`.
-    history: sequences with the same name are aligned position by position and form one event each.
+    Args:
+        name: of the feature; unique in a schema.
+        table: that holds its vectors.
+        column: of the log; the feature's name if empty.
+        kind: `id`, one id a row; `bag`, a list of ids pooled into one vector; `sequence`, a list of
+          ids (oldest first) with one vector each, of which the newest `max_length` are used.
+        transform: how a value becomes a table row (below).
+        pooling: of a bag: the `sum` of its vectors, or `mean`, that sum by the number of ids.
+        max_length: entries of a bag or sequence that are used, the newest.
+        out_of_range: what an `identity` value outside [0, E - 2] does: `error`; `oov`, reads row 0
+          (the log is known to hold such values); `count`, reads row 0, and a run reports how many.
+        side: `item` if the feature describes what is ranked, else `context`.
+        history: sequences of the same history are aligned position by position, one event each.
+        position: for kind `id` on a list column, which entry: -1 the newest, -2 the one before;
+          missing if the list is shorter. 0 for a column that is no list.
+        weights: for kind `bag`, a list column of one finite number per id, of either sign, by which
+          its vector is multiplied before pooling. `mean` still divides by the number of ids, not by
+          the sum of the weights, which may be 0. An id that is null or out of vocabulary keeps its
+          weight.
+
+    Transforms: `hash` mixes an integer's 64 bits (strings: XXH64 of their UTF-8 bytes) and takes
+    the remainder. `identity` uses the integer v as row v + 1. `log_square` buckets a number at
+    floor(ln(x)^2) for x > 2 and at int(x) below, as FuxiCTR's preprocessing does Criteo's counts.
+    `log_quarter` buckets it at floor(4 ln(1 + max(x, 0))), four buckets to a factor of e.
+    `hour_of_day` and `hour_of_week` read a timestamp (milliseconds since the epoch, UTC). `length`
+    is the number of entries of a list column.
     """
 
     name: str
@@ -102,11 +108,14 @@ class SparseFeature:
 
 @dataclass(frozen=True, kw_only=True)
 class DenseFeature:
-    """A number of one column. `log1p` takes sign(x) * ln(1 + |x|).
+    """A number of one column. A null stays NaN, which a model treats as missing.
 
-    standardize: subtract its mean and divide by its deviation, both after the transform and over
-      the first rows that a run trains on; checkpoints keep them.
-    A null stays NaN: a model sees it as missing.
+    Args:
+        name: of the feature; unique in a schema.
+        column: of the log; the feature's name if empty.
+        transform: `log1p` takes sign(x) * ln(1 + |x|).
+        standardize: subtract the mean and divide by the standard deviation, both after the
+          transform and over the first rows that a run trains on; checkpoints keep them.
     """
 
     name: str
@@ -124,7 +133,10 @@ class DenseFeature:
 class Label:
     """A binary target, one task. A null label has weight 0.
 
-    `weight` names a column of row weights.
+    Args:
+        name: of the task; unique in a schema.
+        column: of the log, 0 or 1; the label's name if empty.
+        weight: a column of row weights, or empty.
     """
 
     name: str

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# Stands for a null in the ids of a dynamic table, and for no id in its map. An id of this value (of
-# 2^64, one) is read as a null.
+# Stands for a null among the ids of a dynamic table, and for no id in its map. The one real id of
+# this value is read as a null.
 MISSING_ID = -(2**63)
-# A map keeps an id in one of two sets of so many rows.
+# An id lies in one of two sets of this many rows.
 WAYS = 8
 _MIN_ROWS = 16
 _MAX_OCCURRENCES = 1_000_000
@@ -24,17 +24,21 @@ _MAX_DAYS, _MAX_STEPS = 3_650, 10**9
 class DynamicConfig:
     """Rows that follow the ids: `num_embeddings` is the limit, ids are 64 bits and unbounded.
 
-    admission: which ids get a row. `occurrences`: at its `min_occurrences`-th occurrence (1: at
-      once; occurrences are counted for at most as many ids without a row as the table has rows, the
-      longest unseen are forgotten first). `probability`: each occurrence with this probability.
-    eviction: which ids lose theirs. `lru`: where a new id finds no room, the longest unseen.
-      `lfu`: there, the one with the fewest occurrences since it got its row. `ttl`: any that was
-      not seen for more than `ttl_days` days of the log or `ttl_steps` steps, one of the two; and
-      where there is still no room, the longest unseen. `none`: no id ever. One of the two may be
-      set with `lfu` too: what was frequent once would stay for ever otherwise.
-    initial_rows: rows in use at the start; 0 for all. Where a new id finds no room, an eighth of
-      the limit is added, and only at the limit are ids evicted. Rounded up to an eighth, two at
-      least. Rows that are not in use yet take no main memory.
+    Args:
+        admission: which ids get a row. `occurrences`: an id gets one at its `min_occurrences`-th
+          occurrence. `probability`: at each occurrence with this probability.
+        min_occurrences: 1 admits at once. Occurrences are counted for at most as many ids without a
+          row as the table has rows; the longest unseen are forgotten first.
+        probability: between 0 and 1, for admission `probability`.
+        eviction: which id loses its row. `lru`: where a new id finds no room, the longest unseen.
+          `lfu`: there, the one with the fewest occurrences since it got its row. `ttl`: any id that
+          was not seen for more than `ttl_days` or `ttl_steps`; where there is still no room, the
+          longest unseen. `none`: no id.
+        ttl_days: days of the log. With `lfu` it evicts ids that were frequent long ago.
+        ttl_steps: training steps, in place of ttl_days.
+        initial_rows: rows in use at the start; 0 for all. Where a new id finds no room, an eighth
+          of the limit is added; ids are evicted only at the limit. Rounded up to an eighth, at
+          least two. Rows that are not in use yet take no main memory.
     """
 
     admission: Literal["occurrences", "probability"] = "occurrences"

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""The one declaration of what a log holds: tables, sparse and dense features, labels.
+"""The declaration of a log: tables, sparse and dense features, labels.
 
 Everything downstream (ingestion, batches, tables, tokens, heads) is derived from a `Schema`;
-nothing else names a column. A schema is written in Python or read from YAML, where unknown keys are
-errors that give their path, because a misspelt key that is silently ignored trains the wrong model.
+no other code names a column. A schema is written in Python or read from YAML. Unknown keys are
+errors that give their path, because a misspelt key that is ignored trains the wrong model.
 
 Row 0 of every table is the shared row of missing ids (null, empty or out of vocabulary); ids occupy
-rows 1 to E - 1 of a table of E rows. A dynamic table is given its ids themselves and finds rows for
+rows 1 to E - 1 of a table of E rows. A dynamic table receives the ids themselves and finds rows for
 them in training (`embeddings/dynamic/idmap.py`); there too a missing id reads row 0.
 """
 
@@ -27,10 +27,14 @@ from embeddings.schema.plain import from_plain, suggest
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """An embedding table of `num_embeddings` rows (E) and `embedding_dim` columns.
+    """An embedding table.
 
-    `init_std` is the standard deviation of the normal distribution the rows start from. `dynamic`:
-    ids come and go, and `num_embeddings` is the limit of the rows.
+    Args:
+        name: unique in a schema, without dots.
+        num_embeddings: rows (E); the limit of them where the table is dynamic.
+        embedding_dim: columns (D), a multiple of 4.
+        init_std: standard deviation of the normal distribution from which rows are drawn.
+        dynamic: which ids get a row of their own and when they lose it; None to hash ids.
     """
 
     name: str
@@ -69,10 +73,15 @@ class Table:
 class Schema:
     """Tables, features and labels of a log.
 
-    user: the column by which GAUC groups rows, or empty.
-    timestamp: the column that gives a row's time (milliseconds since the epoch, UTC), or empty.
-    history_actions: per history, the list column of past actions aligned with it: bit k of a value
-      is set when the user did the k-th label's action.
+    Args:
+        tables: each used by at least one sparse feature.
+        sparse: at least one.
+        labels: at least one; each is a task.
+        dense: numbers.
+        user: the column by which GAUC groups rows, or empty.
+        timestamp: the column of a row's time (milliseconds since the epoch, UTC), or empty.
+        history_actions: per history, the list column of past actions aligned with it: bit k of a
+          value is set when the user did the action of the k-th label.
     """
 
     tables: tuple[Table, ...]
@@ -84,7 +93,7 @@ class Schema:
     history_actions: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check what the parts say of each other."""
+        """Check that names are unique and that parts refer to parts that exist."""
         for what, names in (
             ("table", [table.name for table in self.tables]),
             ("feature", [feature.name for feature in (*self.sparse, *self.dense)]),

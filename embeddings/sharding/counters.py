@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What a running step asks of tables and network, counted where it happens.
+"""Counts the lookups and exchanges of a running step.
 
 Features share lookups because a plan puts the tables of one module and one kind of sharding into
-one kernel, and their ids and vectors into one exchange. Whether that holds is counted, not derived:
-hooks sit on the lookup kernels and on the exchange of ids, and the collectives of
-torch.distributed are counted as they are called. Outside `Counters` nothing is in the way.
+one kernel, and their ids and vectors into one exchange. This module counts whether that holds: by
+hooks on the lookup kernels and on the exchange of ids, and by wrapping the collectives of
+torch.distributed. Outside a `with Counters(...)` block nothing is changed.
 
 Shapes: R ranks.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,18 +26,25 @@ from torch import Tensor, nn
 from torchrec.distributed.types import ShardedModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from embeddings.lookups import lookup_modules
+
 _UNBUILT = ("_has_uninitialized_input_dist", "_has_uninitialized_input_dists")
 _KERNELS = (SplitTableBatchedEmbeddingBagsCodegen, DenseTableBatchedEmbeddingBagsCodegen)
 
 
 @dataclass
 class Counts:
-    """Of this rank, since the counters were entered.
+    """Counts of this rank since the counters were entered.
 
-    lookups: forward lookup kernels. collectives: exchanges that TorchRec called. ids_in: ids of
-    batches; ids_sent: the same after deduplication; ids_looked_up: rows that this rank read for
-    all ranks. bytes_sent: to other ranks, what stays on this one left out. In a pipelined step, ids
-    are those of the next batch and lookups of this one.
+    In a pipelined step, ids are those of the next batch and lookups are those of this one.
+
+    Attributes:
+        lookups: forward lookup kernels.
+        collectives: exchanges that TorchRec called.
+        ids_in: ids of batches.
+        ids_sent: the same after deduplication.
+        ids_looked_up: rows that this rank read for all ranks.
+        bytes_sent: to other ranks.
     """
 
     lookups: int = 0
@@ -71,7 +78,7 @@ class Counters:
         counts = Counts()
         for name, module in self._model.named_modules():
             if isinstance(module, ShardedModule):
-                # Of the two parts of a dynamic collection one exchanges ids, the other looks up.
+                # A dynamic collection has two parts: one exchanges ids, the other looks them up.
                 exchanges: Any = getattr(module, "_input_dists", ())
                 if any(getattr(module, flag, False) for flag in _UNBUILT):
                     self.__exit__()
@@ -130,21 +137,14 @@ class Counters:
         )
 
 
-def lookup_modules(module: ShardedModule[Any, Any, Any, Any]) -> Iterator[nn.Module]:
-    """Yield all parts of a sharded module's lookups.
-
-    TorchRec keeps its lookups in a list, so they are nobody's submodules.
-    """
-    lookups: Any = getattr(module, "_lookups", ())
-    for lookup in lookups:
-        yield from lookup.modules()
-
-
 def _counted(call: Callable[..., Any], sent: Callable[..., int], counts: Counts) -> Any:
-    """Return `call`, counting calls and the bytes that leave this rank."""
+    """Wrap a collective: count its calls by TorchRec and the bytes that leave this rank.
+
+    The signature stays open, because it is that of whichever collective is wrapped.
+    """
 
     def counting(*arguments: Any, **named: Any) -> Any:
-        # Dense weights are exchanged by the same functions, but not from there.
+        # Dense weights are exchanged by the same functions, called from elsewhere.
         if sys._getframe(1).f_globals.get("__name__", "").startswith("torchrec."):
             counts.collectives += 1
             counts.bytes_sent += sent(*arguments, **named)
@@ -168,7 +168,11 @@ def _all_to_all(
 
 
 def _reduce_scatter(
-    output: Tensor, input: Tensor | list[Tensor], *_: Any, group: Any = None, **__: Any
+    output: Tensor,
+    input: Tensor | list[Tensor],
+    op: Any = None,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
 ) -> int:
     if isinstance(input, list):
         return sum(part.nbytes for part in input) - input[dist.get_rank(group)].nbytes
@@ -176,11 +180,16 @@ def _reduce_scatter(
     return input.nbytes * (size - 1) // size
 
 
-def _all_gather(output: Any, input: Tensor, group: Any = None, async_op: bool = False) -> int:
+def _all_gather(
+    output: Any,
+    input: Tensor,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+) -> int:
     return input.nbytes * (dist.get_world_size(group) - 1)
 
 
-# What each collective sends, by the name under which TorchRec calls it.
+# The bytes that each collective sends, by the name under which TorchRec calls it.
 _SENT: dict[str, Callable[..., int]] = {
     "all_to_all_single": _all_to_all,
     "reduce_scatter_tensor": _reduce_scatter,

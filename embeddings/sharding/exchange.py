@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: MIT
 """The number format in which vectors and their gradients travel between ranks.
 
-TorchRec asks a codec around every exchange of vectors. Its own divides FP16 gradients by their loss
-scale while they are still FP16, where what the scale had saved is lost again. Here both ways are
-plain casts, and an FP16 gradient is multiplied by a power of two before and divided by it after, in
-FP32. That power follows the step: all ranks know the norm of all gradients at the model's input,
-which no element exceeds, so it is brought to between 16 and 32. Then nothing overflows, not even
-the sum of the gradients of an id that 4 million places of a batch read, and an element is lost only
-below a billionth of the norm. Gradients arrive as they were sent: the loss scale was taken out
-before, once, and nothing here is left in.
+TorchRec calls a codec around every exchange of vectors. Its own codec divides FP16 gradients by
+their loss scale while they are still FP16, which loses again what the scale saved. Here both
+directions are plain casts, and an FP16 gradient is multiplied by a power of two before the cast and
+divided by it afterwards, in FP32. All ranks know the norm of all gradients at the model's input,
+which no element exceeds; the power of two brings this norm to between 16 and 32. Then the sum of
+the gradients of an id that occurs 4 million times in a batch does not overflow, and an element is
+lost only below a billionth of the norm. The loss scale is taken out before, once.
 
 Rows of a pooled table that is sharded by row are summed in this format on their way.
 
@@ -30,43 +29,47 @@ _OPERATIONS = (
     CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER,
     CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL,
 )
-# The norm of all gradients is brought to between half of two to this power and all of it.
+# The norm of all gradients is brought to between 2^(_EXPONENT - 1) and 2^_EXPONENT.
 _EXPONENT = 5
 
 
 class Narrow:
-    """A cast to `quantized_dtype` and back to float32, `scale` (0-d, a power of two) between."""
+    """A cast to `quantized_dtype` and back to float32, scaled by `scale` (0-d, a power of two)."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.quantized_dtype = dtype
         self.scale: Tensor | None = None
 
     def encode(self, input_tensor: Tensor, ctx: object = None) -> Tensor:
-        """Return what travels."""
+        """Return the tensor that is sent."""
         scaled = input_tensor if self.scale is None else input_tensor * self.scale
         return scaled.to(self.quantized_dtype)
 
     def decode(self, input_grad: Tensor, ctx: object = None) -> Tensor:
-        """Return what arrived, in float32."""
+        """Return the received tensor in float32."""
         wide = input_grad.float()
         return wide if self.scale is None else wide / self.scale
 
     def calc_quantized_size(self, input_len: int, ctx: object = None) -> int:
-        """Return how many numbers travel for so many."""
+        """Return how many numbers are sent for `input_len` of them."""
         return input_len
 
     def padded_size(
         self, input_tensor: Tensor, dim_per_rank: list[int], my_rank: int, qcomm_ctx: object
     ) -> tuple[int, int]:
-        """Return the width and what is added to it: nothing."""
+        """Return the width, and a padding of 0."""
         return input_tensor.shape[-1], 0
 
     def create_context(self) -> None:
-        """Return nothing: a cast needs to know nothing."""
+        """Return None: a cast has no context."""
 
 
 class Exchange:
-    """How the vectors of one model travel."""
+    """The number format of one model's exchanges.
+
+    Args:
+        wire: format of vectors and gradients between ranks.
+    """
 
     def __init__(self, wire: WireFormat = "fp32") -> None:
         self._forward, self._backward = Narrow(DTYPES[wire]), Narrow(DTYPES[wire])
@@ -74,14 +77,14 @@ class Exchange:
 
     @property
     def codecs(self) -> dict[str, QuantizedCommCodecs] | None:
-        """What a sharder is given; None in fp32."""
+        """The codecs for a sharder; None in fp32."""
         if self.wire == "fp32":
             return None
         pair = QuantizedCommCodecs(cast(Any, self._forward), cast(Any, self._backward))
         return {operation.name: pair for operation in _OPERATIONS}
 
     def expect(self, norm: Tensor) -> None:
-        """Prepare for gradients of this norm (0-d, the same on all ranks), or for zeros."""
+        """Set the scale for gradients of a norm, 0-d and the same on all ranks; it may be 0."""
         if self.wire == "fp16":
             exponent = (_EXPONENT - torch.frexp(norm.double())[1]).clamp(-100, 100)
             power = torch.ldexp(torch.ones_like(norm, dtype=torch.float64), exponent)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tables of a model ask of the ranks that hold them, and how each may be sharded.
+"""The load that each table of a model puts on its ranks, and how it may be sharded.
 
 Shapes: D columns of a table, R ranks.
 """
@@ -34,9 +34,13 @@ def table_loads(
     sharding_types: Sequence[ShardingKind],
     topology: Topology,
 ) -> list[TableLoad]:
-    """Return what every table of `model` asks of the ranks.
+    """Return the load of every table of `model`.
 
-    told: the one kind that a table must get, by name. sharding_types: those others may get.
+    Args:
+        model: holds EmbeddingLayers, unsharded.
+        told: the one kind that a table must get, by name.
+        sharding_types: the kinds that other tables may get.
+        topology: the ranks.
 
     Raises:
         ValueError: a dynamic table has fewer buckets than there are ranks.
@@ -91,10 +95,10 @@ def table_loads(
 def _kinds(
     table: BaseEmbeddingConfig, allowed: Sequence[str], device: Sequence[str], topology: Topology
 ) -> tuple[str, ...]:
-    """Return how a table may be sharded, of what is allowed and what the device offers.
+    """Return the kinds that are allowed, offered by the device, and give every rank rows.
 
     Raises:
-        RuntimeError: that is in no way.
+        RuntimeError: there is none.
     """
     able = [kind for kind in KINDS if kind in device and _fills(kind, table, topology)]
     kinds = tuple(kind for kind in able if kind in allowed)
@@ -108,7 +112,7 @@ def _kinds(
 
 
 def _able_dynamic(table: BaseEmbeddingConfig, topology: Topology) -> list[str]:
-    """Return how a dynamic table may be sharded: along its buckets, so by row.
+    """Return the kinds for a dynamic table, which is cut along its buckets: by row.
 
     Raises:
         ValueError: there are more ranks than buckets.

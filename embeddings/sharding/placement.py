@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: MIT
-"""How tables are placed: what each way of sharding costs a rank, and a greedy choice among them.
+"""Placement of tables: the cost of each way of sharding, and a greedy choice among them.
 
 TorchRec's planner estimates every shard of every choice as an object, which is slow for a thousand
-tables on a hundred ranks. Here a way of sharding has a closed form, alike on all its ranks:
+tables on a hundred ranks. Here the cost of a way of sharding has a closed form, the same on all its
+ranks:
 
-- bytes of a shard's weights and optimizer state, and of the ids and vectors on their way;
+- bytes of a shard's weights and optimizer state, and of the ids and vectors of a step;
 - time: a row that is looked up is read, and read and written again in backward, at the memory's
-  speed; ids arrive, vectors leave and their gradients return at the network's. Pooled tables that
-  are sharded by rows send a partial sum from every rank, sequences only their own rows.
+  speed; ids arrive, vectors leave and their gradients return at the network's speed. Pooled tables
+  that are sharded by row send a partial sum from every rank, sequences only their own rows.
 
-Tables are then placed largest cost first on the rank that has least to do and has room (Graham's
-rule: at most 4/3 of the best makespan), for several limits of what may stay whole; the attempt with
-the least busy busiest rank wins, and among those nearly alike the one whose fullest rank holds
-least. Everything is arithmetic, so all ranks find the same plan.
+Tables are then placed, largest cost first, on the least busy rank that has room (Graham's rule: at
+most 4/3 of the best makespan). This is tried for several limits of the cost and the memory up to
+which a table stays whole. The attempt with the shortest time of its busiest rank wins; among nearly
+equal ones, the attempt whose fullest rank holds least. All of it is deterministic arithmetic, so
+all ranks find the same plan.
 
 Shapes: B examples per rank, R ranks, L ranks of a machine, E rows and D columns of a table.
 """
@@ -27,21 +29,30 @@ import numpy as np
 
 from embeddings.sharding.plans import GIB
 
-# Parts of a rank's fair share of cost, and of its memory, up to which a table stays whole.
+# A table stays whole up to these parts of a rank's fair share of cost, and of its memory.
 _COST_LIMITS = (0.25, 0.5, 1.0, 2.0, 4.0, float("inf"))
 _MEMORY_LIMITS = (1.0, 0.5, 0.25, 0.1)
-# Of a lookup and its exchanges, however small. Tables of one module and kind share them.
+# Fixed cost of a lookup and its exchanges, which tables of one module and kind share.
 _GROUP_MS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableLoad:
-    """What a table asks of the ranks that hold it.
+    """The load that a table puts on its ranks.
 
-    ids: looked up per example. vectors: sent per example, one per feature where they are pooled.
-    state_bytes: of the optimizer, and of a dynamic table's map, per row. weight_bytes: of a number
-      of the table, which travels as 4. id_bytes: that travel with an id, 4 of them its weight where
-      it has one. kinds: allowed, in order of preference.
+    Args:
+        name: of the table.
+        module: path of the collection that holds it.
+        rows: E.
+        columns: D.
+        state_bytes: of the optimizer, and of a dynamic table's map, per row.
+        ids: looked up per example.
+        vectors: sent per example, one per feature where they are pooled.
+        pooled: whether lookups pool.
+        kinds: allowed ways to shard it, in order of preference.
+        dynamic: whether rows follow ids.
+        weight_bytes: of a number in the table; it travels as 4 bytes.
+        id_bytes: sent with an id, 4 of them its weight where it has one.
     """
 
     name: str
@@ -60,9 +71,18 @@ class TableLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """R ranks, L on a machine. Bytes are what tables may use of a rank; speeds are bytes per ms.
+    """R ranks on machines. Bytes are for tables and of one rank; speeds are bytes per ms.
 
-    spill_bytes: main memory for tables that device memory has no room for; 0 for none.
+    Args:
+        ranks: R.
+        local_ranks: L, ranks of one machine.
+        batch_size: B, examples per rank.
+        capacity_bytes: for tables in device memory (main memory on CPUs).
+        spill_bytes: main memory for tables that do not fit device memory; 0 for none.
+        memory_speed: of device memory.
+        spill_speed: between device and main memory.
+        local_speed: between ranks of a machine.
+        network_speed: between machines.
     """
 
     ranks: int
@@ -108,8 +128,8 @@ def ways(load: TableLoad, machines: Machines) -> list[Way]:
         row_shards = {"row_wise": ranks, "table_row_wise": local}.get(kind, 1)
         column_shards = _column_shards(load.columns) if kind == "column_wise" else 1
         width = vector // column_shards
-        ids = examples * load.ids / row_shards
-        # A partial sum leaves every rank that has rows; a vector of a sequence only its own.
+        ids = examples * load.ids / row_shards  # that one rank looks up
+        # Each rank that has rows sends a partial sum; a vector of a sequence leaves one rank only.
         vectors = examples * load.vectors if load.pooled else ids
         kept = width * load.weight_bytes // 4
         looked_up = ids * (3 * kept + 2 * load.state_bytes)
@@ -134,7 +154,7 @@ def ways(load: TableLoad, machines: Machines) -> list[Way]:
 
 
 def place(loads: Sequence[TableLoad], machines: Machines) -> list[Place]:
-    """Place every table; those without room say so (`fits`)."""
+    """Place every table; those without room have `fits` false."""
     choices = [ways(load, machines) for load in loads]
     fair = sum(options[0].cost_ms for options in choices) / machines.ranks
     best: tuple[tuple[float, ...], list[Place]] | None = None
@@ -145,7 +165,7 @@ def place(loads: Sequence[TableLoad], machines: Machines) -> list[Place]:
         score = (
             sum(not p.fits for p in places),
             sum(p.spilled for p in places),
-            # Of times that are equal but for some percent, the one that spreads memory better.
+            # Times within five percent count as equal; then the better spread of memory wins.
             round(math.log(busiest, 1.05)),
             max(usage(places, machines)[0]),
             busiest,
@@ -169,7 +189,7 @@ def usage(places: Sequence[Place], machines: Machines) -> tuple[list[int], list[
 
 
 def advise(load: TableLoad, item: Place, machines: Machines) -> str:
-    """Say what would make room for a table that has none."""
+    """Return what would make room for a table that has none."""
     needed, capacity = item.way.bytes, machines.capacity_bytes
     size = f"{needed / GIB:.2f} GiB on each of {item.way.shards} ranks, a rank has "
     text = f"{item.way.kind} needs {size}{capacity / GIB:.2f} GiB for tables; "

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from embeddings.schema.plain import from_plain
 
 KEY = "sharding_plan"
-# Of a rank's memory, what is planned with: the rest is for the dense model, its optimizer and
-# batches.
+# The share of a rank's memory that is for tables; the rest is for the dense model, its optimizer
+# and batches.
 TABLE_SHARE = 0.8
 GIB, _MIB = 2**30, 2**20
 ShardingKind = Literal["table_wise", "row_wise", "table_row_wise", "column_wise"]
@@ -27,13 +27,20 @@ ShardingKind = Literal["table_wise", "row_wise", "table_row_wise", "column_wise"
 class TablePlan:
     """Where one table is.
 
-    module: path of the collection that holds it. sharding, kernel: as TorchRec calls them.
-    ranks: that hold a shard, in the shards' order.
-    bytes_per_rank: of the largest shard: weights, optimizer state, and the ids and vectors of a
-      step on their way.
-    cost_ms: estimated time of the busiest of its ranks in a step.
-    fits: whether every rank has room. advice: what to change if not, else empty.
-    dynamic: whether rows follow ids, and shards are cut along buckets. weight_bytes: of a number.
+    Args:
+        table: its name.
+        module: path of the collection that holds it.
+        sharding: TorchRec's name of the kind.
+        kernel: TorchRec's name of it.
+        rows: E.
+        columns: D.
+        ranks: that hold a shard, in the shards' order.
+        bytes_per_rank: of the largest shard: weights, optimizer state, ids and vectors of a step.
+        cost_ms: estimated time in a step on the busiest of its ranks.
+        fits: whether every rank has room.
+        advice: what to change if not, else empty.
+        dynamic: whether rows follow ids, so that shards are cut along buckets.
+        weight_bytes: of a number in the table.
     """
 
     table: str
@@ -55,8 +62,15 @@ class TablePlan:
 class Plan:
     """Where all tables are.
 
-    capacity_bytes: of a rank, for tables. rank_bytes, rank_cost_ms: of each of R ranks, in device
-      memory (main memory on CPUs).
+    Args:
+        world_size: R.
+        local_world_size: ranks of one machine.
+        device: `cuda` or `cpu`.
+        batch_size: examples per rank that were assumed.
+        capacity_bytes: of one rank, for tables.
+        tables: one entry a table.
+        rank_bytes: (R,), used in device memory (main memory on CPUs).
+        rank_cost_ms: (R,), estimated time in a step.
     """
 
     world_size: int
@@ -69,7 +83,7 @@ class Plan:
     rank_cost_ms: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Check that every table stands once, and on ranks that exist."""
+        """Check that every table occurs once, and on ranks that exist."""
         counts = Counter(table.table for table in self.tables)
         twice = sorted(name for name, count in counts.items() if count > 1)
         if twice:
@@ -88,7 +102,7 @@ class Plan:
                 )
 
     def _ranks_of(self, kind: ShardingKind) -> int | None:
-        """Return on how many ranks a table of that kind is, None for any number."""
+        """Return the number of ranks that hold a table of this kind, None for any number."""
         numbers = {"table_wise": 1, "row_wise": self.world_size}
         return (numbers | {"table_row_wise": self.local_world_size}).get(kind)
 
@@ -102,7 +116,7 @@ class Plan:
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     def places(self) -> dict[str, tuple[str, str, str, int, int, tuple[int, ...]]]:
-        """Return, by table, what two plans must agree on to be the same."""
+        """Return, by table, the parts in which two equal plans agree."""
         return {
             t.table: (t.module, t.sharding, t.kernel, t.rows, t.columns, t.ranks)
             for t in self.tables
@@ -137,7 +151,7 @@ def read_plan(path: str | Path) -> Plan:
 
 
 def differences(old: Plan, new: Plan) -> list[str]:
-    """Return, for each table that two plans place differently, in what."""
+    """Return one line for each table that two plans place differently."""
     before, after = old.places(), new.places()
     found = []
     for name in sorted({*before, *after}):

@@ -35,17 +35,17 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.dynamic.buckets import shard_rows
 from embeddings.dynamic.dynamic_sharding import DynamicSharder
-from embeddings.sharding.coalesce import unique_ids, without_weights
+from embeddings.lookups import unique_ids, without_weights
 from embeddings.sharding.exchange import Exchange
 from embeddings.sharding.plans import Plan, TablePlan
 
 
 class _Pooled(ShardedEmbeddingBagCollection):
-    """Divides a mean by the number of its ids.
+    """Divides a mean by exactly the number of its ids.
 
-    Where ids of a row-wise table are averaged, TorchRec divides every pooled vector by its number
-    of ids + 1e-6 (a sum's and a single id's by 1 + 1e-6), so that a plan would change results.
-    Weights travel to tables that are read with weights, and to no others.
+    For a row-wise table of means TorchRec divides every pooled vector by its number of ids + 1e-6
+    (a sum's and a single id's by 1 + 1e-6), so that results would depend on the plan. Weights are
+    sent only to tables that are read with weights.
     """
 
     def input_dist(self, ctx: EmbeddingBagCollectionContext, features: Any) -> Any:
@@ -59,7 +59,7 @@ class _Pooled(ShardedEmbeddingBagCollection):
 class _DedupCollection(ShardedEmbeddingCollection):
     """Finds the unique ids of a batch on CPUs too, where fbgemm has no kernel for it.
 
-    Weights stay where they are: vectors are multiplied by them once they have come.
+    Weights are not sent: they multiply the vectors after the exchange.
     """
 
     def input_dist(self, ctx: EmbeddingCollectionContext, features: Any) -> Any:
@@ -80,7 +80,7 @@ class _DedupCollection(ShardedEmbeddingCollection):
 
 
 class _Into:
-    """The part of a sharder that says into which class it shards, and with what settings."""
+    """The part of a sharder that names the sharded class and the settings it takes."""
 
     into: type[Any]
     settings: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class _Into:
 
 
 class _PooledSharder(_Into, EmbeddingBagCollectionSharder):
-    """Offers `row_wise` on CPUs too: TorchRec leaves it out, but over gloo it works as well."""
+    """Offers `row_wise` on CPUs too: it works over gloo, although TorchRec leaves it out."""
 
     into = _Pooled
 
@@ -117,7 +117,7 @@ class _PooledSharder(_Into, EmbeddingBagCollectionSharder):
 
 
 class _CollectionSharder(_Into, EmbeddingCollectionSharder):
-    """Sends each id once where that is asked for."""
+    """Sends each id once if `use_index_dedup` is set."""
 
     into = _DedupCollection
     settings = ("use_index_dedup",)
@@ -128,8 +128,10 @@ def sharders(
 ) -> list[ModuleSharder[nn.Module]]:
     """Return the sharders of the modules that hold tables.
 
-    dedup: whether tables that keep one vector per id, dynamic ones too, send each id once
-      (`ShardingConfig.dedup`). exchange: how vectors travel; None: in fp32.
+    Args:
+        dedup: whether tables that keep one vector per id, dynamic ones too, send each id once
+          (`ShardingConfig.dedup`).
+        exchange: the format of vectors between ranks; None for fp32.
     """
     codecs = None if exchange is None else exchange.codecs
     return cast(
@@ -178,7 +180,7 @@ def sharding_plan(plan: Plan) -> ShardingPlan:
                         for size, offset, rank in zip(sizes, offsets, table.ranks, strict=True)
                     ]
                 ),
-                # Rows were checked when the batch was made; anything else is a bug to stop at.
+                # Rows are checked when the batch is made, so a row out of bounds is a bug.
                 bounds_check_mode=BoundsCheckMode.FATAL,
             )
         )

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Where the tables go: a model and a topology in, a `ShardingPlan` out.
+"""Plan the tables: a model and a topology in, a `ShardingPlan` out.
 
 Planning is a pure function of the model's tables and the topology, so any number of ranks can be
-planned from one process. The dry run of a recipe, for any number of ranks, on no machine of theirs:
-
-    python -m embeddings.sharding.sharding RECIPE --world-size 128 --hbm 80GiB [--json]
-    [--section.field ...]
+planned from one process. `python -m trainer.plan` is the dry run of a recipe.
 
 `embeddings/sharding/placement.py` chooses; four rules hold whatever it chooses:
 
@@ -21,10 +18,8 @@ Shapes: E rows and D columns of a table, R ranks.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -53,27 +48,28 @@ from embeddings.sharding.sharders import sharding_plan
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingConfig:
-    """What the planner may do.
+    """Settings of the planner and of the exchanges.
 
-    sharding_types: kinds it may choose from for every table; `table_row_wise` needs GPUs. On one
-      rank every table is `table_wise`.
-    tables: per table, the one kind it must get.
-    device_memory_bytes: memory of a GPU, of which four fifths are for tables, the rest for the
-      dense model, its optimizer and batches; 0 for TorchRec's default.
-    host_memory_bytes: main memory per rank; 0 for TorchRec's default. With GPUs it takes the tables
-      that device memory has no room for, slower by far; 0 there for none.
-    unpool_ids: whether tables of single ids are read like sequences, one vector per id
-      (`embeddings/sharding/coalesce.py`). Same results; a row-wise table then sends no partial
-      sums.
-    dedup: whether each id travels once per batch, rank and feature. For tables that keep one vector
-      per id (sequences, what shares a table with one, dynamic tables, with `unpool_ids` single ids
-      too); pooled lookups have no such exchange.
-    exchange: the number format in which vectors and their gradients travel between ranks
-      (`embeddings/sharding/exchange.py`); tables and everything else stay as they are.
-    pinned_plan: a JSON file that holds the plan to use: printed by `python -m trainer.plan`, or a
-      checkpoint's manifest.json. Empty: plan.
-    on_new_plan: what a resumed run does where its checkpoint holds another plan: `allow` (tables
-      move, values stay) or `refuse`.
+    Args:
+        sharding_types: kinds that the planner may choose; `table_row_wise` needs GPUs. On one rank
+          every table is `table_wise`.
+        tables: per table, the one kind it must get.
+        device_memory_bytes: memory of a GPU, of which four fifths are for tables, the rest for the
+          dense model, its optimizer and batches; 0 for TorchRec's default.
+        host_memory_bytes: main memory per rank; 0 for TorchRec's default. With GPUs it holds the
+          tables that do not fit device memory, which is far slower; 0 there for none.
+        unpool_ids: whether tables of single ids are read like sequences, one vector per id
+          (`embeddings/sharding/coalesce.py`). Results are the same; a row-wise table then sends no
+          partial sums.
+        dedup: whether each id is sent once per batch, rank and feature, for tables that keep one
+          vector per id: sequences, features that share a table with one, dynamic tables, and with
+          `unpool_ids` single ids. Pooled lookups send every id.
+        exchange: number format of vectors and their gradients between ranks
+          (`embeddings/sharding/exchange.py`); tables keep theirs.
+        pinned_plan: a JSON file that holds the plan to use: printed by `python -m trainer.plan`, or
+          a checkpoint's manifest.json. Empty: plan.
+        on_new_plan: for a resumed run whose checkpoint holds another plan: `allow` (tables move,
+          values stay) or `refuse`.
     """
 
     sharding_types: tuple[ShardingKind, ...] = ("table_wise", "row_wise", "table_row_wise")
@@ -125,7 +121,7 @@ def plan_tables(
 
     Args:
         model: holds EmbeddingLayers, unsharded; on device `meta` nothing is allocated.
-        config: what may be done, or the plan that is pinned.
+        config: the kinds allowed, or the pinned plan.
         topology: the ranks, `ShardingConfig.topology`.
         batch_size: examples per rank (B), by which time and memory are estimated.
 
@@ -191,7 +187,13 @@ def plan_sharding(
 def check_plan(
     manifest: Mapping[str, Any], plan: Plan, config: ShardingConfig, path: str | Path
 ) -> None:
-    """Compare `plan` with the one in the manifest of the checkpoint at `path`, if that is asked.
+    """Compare `plan` with that of the checkpoint at `path`, if `on_new_plan` is `refuse`.
+
+    Args:
+        manifest: of the checkpoint.
+        plan: of this run.
+        config: holds `on_new_plan`.
+        path: of the checkpoint.
 
     Raises:
         ValueError: `config.on_new_plan` is `refuse`, and the checkpoint has no plan or another.
@@ -251,7 +253,7 @@ def _pinned(path: str, loads: list[TableLoad], topology: Topology) -> Plan:
 
 
 def _check(kinds: dict[str, str], model: nn.Module, known: set[str]) -> None:
-    """Refuse a plan under which a table would not be trained, or not as its optimizer says."""
+    """Refuse a plan under which a table would not be trained, or by a changed optimizer."""
     missing = sorted(known - set(kinds))
     if missing:
         raise RuntimeError(
@@ -270,15 +272,3 @@ def _check(kinds: dict[str, str], model: nn.Module, known: set[str]) -> None:
             "number per row and shard instead of one per row; use table_wise or row_wise, or kind "
             "'adagrad' or 'sgd'"
         )
-
-
-def main() -> int:
-    """Run the command line and return its exit code.
-
-    Recipes are the trainer's, which nothing here may import: the command itself is its module.
-    """
-    return import_module("trainer.plan").main(prog="python -m embeddings.sharding.sharding")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from embeddings.sharding import sharding
 from embeddings.sharding.plans import plan_from_dict
 from tests.support.tiny import SCHEMA
+from trainer import plan
 from trainer.config.config import load_recipe, write_config
 from trainer.plan import main, parse_bytes
 
@@ -27,11 +28,11 @@ def test_a_schema_a_recipe_and_a_runs_configuration_are_planned_without_the_mach
     for source in (str(schema), str(config), "dlrm.demo"):
         words = [source, "--world-size", "64", "--hbm", "80GiB", "--loader.batch-size", "256"]
         assert main([*words, "--json"]) == 0
-        plan = plan_from_dict(json.loads(capsys.readouterr().out), "stdout")
-        assert (plan.world_size, plan.local_world_size, plan.batch_size) == (64, 8, 256)
-        assert {table.module.split(".")[0] for table in plan.tables} == {"embeddings"}
+        found = plan_from_dict(json.loads(capsys.readouterr().out), "stdout")
+        assert (found.world_size, found.local_world_size, found.batch_size) == (64, 8, 256)
+        assert {table.module.split(".")[0] for table in found.tables} == {"embeddings"}
         assert main(words) == 0
-        assert len(capsys.readouterr().out.splitlines()) == len(plan.tables) + 3
+        assert len(capsys.readouterr().out.splitlines()) == len(found.tables) + 3
 
 
 def test_tables_that_do_not_fit_end_the_command_with_1_and_say_what_to_change(
@@ -67,15 +68,26 @@ def test_sizes_are_read_in_binary_and_decimal_units() -> None:
         parse_bytes("80")
 
 
-def test_the_package_of_the_tables_has_the_same_command(
+def test_the_module_is_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed = []
     for words in (["dlrm.demo", "--world-size", "128", "--hbm", "80GiB"], ["--help"]):
-        monkeypatch.setattr(sys, "argv", ["sharding.py", *words])
+        monkeypatch.setattr(sys, "argv", ["plan.py", *words])
         with pytest.raises(SystemExit) as ended:
-            runpy.run_path(sharding.__file__, run_name="__main__")
+            runpy.run_path(plan.__file__, run_name="__main__")
         assert ended.value.code == 0
         printed.append(capsys.readouterr().out)
     assert "on 128 cuda ranks" in printed[0] and printed[0].endswith("everything fits\n")
-    assert printed[1].startswith("usage: python -m embeddings.sharding.sharding ")
+    assert printed[1].startswith("usage: python -m trainer.plan ")
+
+
+def test_planning_tables_imports_no_command() -> None:
+    words = [
+        sys.executable,
+        "-c",
+        "import sys, embeddings.sharding.sharding, embeddings.stats\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('trainer', 'models')])",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -11,8 +11,9 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from embeddings.collection import EmbeddingLayer
+from embeddings.lookups import unique_ids
 from embeddings.optimizer import SparseOptimizerConfig, fuse_optimizer
-from embeddings.sharding.coalesce import single_id_tables, unique_ids, unpool
+from embeddings.sharding.coalesce import single_id_tables, unpool
 from embeddings.sharding.sharding import ShardingConfig
 from tests.embeddings.sharding.test_counters import (
     NUM_EXAMPLES,
