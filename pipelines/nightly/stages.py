@@ -216,14 +216,17 @@ class NightConfig:
             "reasons": work.metrics["verdict"]["reasons"],
         }
         checkpoint = resolve_local(work.inputs["candidate"] / RUN)
-        with Lock(self.store.folder):  # nights of other dates, and people, move the pointer too
+        with Lock(
+            self.store.folder
+        ) as lock:  # nights of other dates, and people, move the pointer too
             self.store.keep("models" if promote else "refused", self.date, checkpoint, model)
             # Without a pointer the newest model serves, which another night may have published.
             serving = self.store.serving() or (self.store.before() if promote else "")
             if promote and serving <= self.date:
                 serving = self.date
             if promote and serving != self.store.serving():
-                self.store.point(serving, "promoted by its night")
+                with lock.committing():
+                    self.store.point(serving, "promoted by its night")
         return {"promoted": promote, "summary": "published" if promote else "refused"}
 
     def registration(self, work: Work) -> dict[str, Any]:

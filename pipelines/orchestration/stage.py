@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.orchestration.fingerprints import differences, files_below, of_path, of_values
-from pipelines.orchestration.lock import Lock, LockedError
+from pipelines.orchestration.lock import Lock
 from trainer.runtime.atomic_files import write_json
 
 MANIFEST = "manifest.json"
@@ -175,10 +175,9 @@ def make(
         "files": files_below(work),
     }
     manifest["output"] = of_values([manifest["metrics"], of_path(work)])
-    if not lock.holds():
-        raise LockedError(f"{folder}: taken over by another process; {work} is left as it is")
-    write_json(work / MANIFEST, manifest)
-    _put_in_place(work, folder / stage.name)
+    with lock.committing():
+        write_json(work / MANIFEST, manifest)
+        _put_in_place(work, folder / stage.name)
     return True, manifest
 
 
