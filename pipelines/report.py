@@ -40,6 +40,7 @@ from pipelines.reporting.uncertainty import (
     intervals,
     phases,
 )
+from trainer.metrics.spec import METRICS
 from trainer.runtime.program import program
 
 _PAGE = "report.html"
@@ -150,25 +151,17 @@ def _plain(header: list[str], rows: list[list[str]]) -> dict[str, Any]:
 
 def _labels(runs: Sequence[Run]) -> dict[str, Any] | None:
     """Return a table of every label's metrics, if a run has more than one label."""
-    keys = ("auc", "auc_standard_error", "gauc", "logloss", "ne", "calibration", "label_mean")
+    shown = {name: one.title for name, one in METRICS.items()}
+    shown |= {"auc_standard_error": "AUC's s.e.", "label_mean": "Label mean"}
     rows = []
     for run in runs:
-        labels = [key.removesuffix("_ne") for key in run.metrics if key.endswith("_ne")]
+        ending = "_auc_standard_error"
+        labels = [key.removesuffix(ending) for key in run.metrics if key.endswith(ending)]
         rows += [
-            [f"{run.name}: {label}", *(written(run.metrics.get(f"{label}_{key}")) for key in keys)]
+            [f"{run.name}: {label}", *(written(run.metrics.get(f"{label}_{key}")) for key in shown)]
             for label in labels
         ]
-    header = [
-        "Run and label",
-        "AUC",
-        "± s.e.",
-        "GAUC",
-        "Logloss",
-        "NE",
-        "Calibration",
-        "Label mean",
-    ]
-    return _plain(header, rows) if rows else None
+    return _plain(["Run and label", *shown.values()], rows) if rows else None
 
 
 def _epochs(runs: Sequence[Run]) -> dict[str, Any] | None:

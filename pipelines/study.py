@@ -22,6 +22,7 @@ from pathlib import Path
 from pipelines import run
 from pipelines.epochs.policy_options import parse_policies
 from pipelines.orchestration.text_tables import table
+from trainer.metrics.spec import choosable
 from trainer.runtime.program import program
 
 
@@ -106,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--later", nargs=2, action="append", default=[], metavar=("POLICY", "WORDS"), help=later)
     restart = "give every epoch a schedule of learning rates of its own"
     add("--restart-schedule", action="store_true", help=restart)
-    add("--metric", default="auc", choices=("auc", "gauc"), help="(default: auc)")
+    add("--metric", default="auc", choices=choosable(), help="(default: auc)")
     add("overrides", nargs="*", metavar="-- --section.field VALUE", help="settings of the recipes")
     return parser
 

@@ -27,14 +27,14 @@ from typing import Any
 from pipelines.epochs.holdout import split
 from pipelines.epochs.policy_options import NAMED, EpochPolicy, parse_policies
 from pipelines.orchestration import launch
-from pipelines.orchestration.launch import RUN, LaunchConfig, describe, train_and_read
+from pipelines.orchestration.launch import RUN, LaunchConfig, train_and_read
 from pipelines.orchestration.stage import Pipeline, Stage, Work
 from pipelines.orchestration.text_tables import table
+from trainer.metrics.spec import METRICS, choosable, described
 
 USAGE = """--recipe NAME --data PATH [OPTION ...]
                                       [-- --data.schema FILE --section.field VALUE ...]"""
 BRIEFLY = ("processes",)
-LARGER_IS_BETTER = {"auc": True, "gauc": True, "logloss": False, "ne": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ class EpochsConfig:
         answer = self.launch.start(command, work.folder / launch.LOG, work.say, answers=True)
         metrics = json.loads(answer)
         (work.folder / "metrics.json").write_text(answer, encoding="utf-8")
-        return {**metrics, "summary": describe(metrics)}
+        return {**metrics, "summary": described(metrics)}
 
 
 def choice(work: Work) -> dict[str, Any]:
@@ -150,8 +150,7 @@ def choice(work: Work) -> dict[str, Any]:
     known = {name: values[metric] for name, values in trained.items() if values.get(metric)}
     if not known:
         raise ValueError(f"--metric: no epoch has a value of {metric!r} on the validation rows")
-    pick = max if LARGER_IS_BETTER[metric] else min
-    best = pick(known, key=lambda name: known[name])
+    best = max(known, key=lambda name: METRICS[metric].score(known[name]))
     (work.folder / "epochs.json").write_text(json.dumps(dict(work.metrics), indent=1) + "\n")
     return {"best": best, metric: known[best], "summary": f"{best}: {metric} {known[best]:.4f}"}
 
@@ -163,8 +162,7 @@ def stopped(epochs: Sequence[Mapping[str, Any]], metric: str, patience: int) -> 
             return str(values["skipped"])
         if values.get(metric) is None:
             return f"epoch {number} has no {metric}"
-    sign = 1 if LARGER_IS_BETTER[metric] else -1
-    values = [sign * one[metric] for one in epochs]
+    values = [METRICS[metric].score(one[metric]) for one in epochs]
     best = values.index(max(values)) + 1
     if patience and len(values) - best >= patience:
         return f"{metric} was best in epoch {best}"
@@ -186,7 +184,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     patience = "epochs without a better one after which to stop; 0: never (default: 1)"
     add("--patience", type=int, default=1, metavar="P", help=patience)
     metrics = "by which the best epoch is chosen (default: auc)"
-    add("--metric", default="auc", choices=tuple(LARGER_IS_BETTER), help=metrics)
+    add("--metric", default="auc", choices=choosable(), help=metrics)
     share = "share of the training rows, from the first, for the warm-up (default: 0.05)"
     add("--warmup-share", type=float, default=0.05, metavar="S", help=share)
     add("--valid-days", default="", metavar="A:B", help="default: the last of the training days")
@@ -243,7 +241,7 @@ def build(options: argparse.Namespace) -> Pipeline:
 
 def conclude(metrics: Mapping[str, Mapping[str, Any]]) -> int:
     """Print the metric of each epoch under each policy; return 0."""
-    names = ("auc", "gauc", "logloss", "ne", "calibration")
+    names = tuple(METRICS)
     best = metrics["choice"]["best"]
     rows = []
     for name, values in metrics.items():

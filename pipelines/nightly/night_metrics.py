@@ -12,7 +12,8 @@ DIR/night.prom is written whole, in one rename, for node_exporter's textfile col
   fullrank_night_duration_seconds                 of the whole run
   fullrank_night_rows{part="train|evaluate"}      rows that it trained and evaluated on
   fullrank_night_skipped_days                     days that the drift check left out
-  fullrank_night_auc{model="candidate|serving"}   on the date; so with gauc, logloss, calibration
+  fullrank_night_auc{model="candidate|serving"}   on the date; so with every other metric
+                                                  of `trainer/metrics/spec.py`
   fullrank_stage_state{pipeline,stage,state}      1 for the state that a stage of a night is
                                                   in (waiting, running, done, skipped, failed)
   fullrank_stage_since_timestamp_seconds{pipeline,stage}   when it came to be in that
@@ -36,12 +37,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.orchestration.run_status import STATES, Course
+from trainer.metrics.spec import METRICS
 
 FILE = "night.prom"
 _PREFIX, _STAGES = "fullrank_night_", "fullrank_stage_"
 _SUCCESS = f"{_PREFIX}last_success_timestamp_seconds"
 _MODELS = ("candidate", "serving")
-_METRICS = ("auc", "gauc", "logloss", "calibration")
 _SAID = 300  # characters of a reason
 _WORDS = ("promoted", "failed", "wrong", "refused", "not ready", "already running")
 
@@ -132,7 +133,7 @@ def collect(date: str, course: Course) -> NightMetrics:
         values['rows{part="train"}'] = float(days["trained_rows"])
         values['rows{part="evaluate"}'] = float(days["rows"][date])
         values["skipped_days"] = float(len(days["skipped"]))
-    for name in _METRICS:
+    for name in METRICS:
         for model, known in zip(_MODELS, found, strict=False):
             if known.get(name) is not None:
                 values[f'{name}{{model="{model}"}}'] = float(known[name])

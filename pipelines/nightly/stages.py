@@ -32,14 +32,14 @@ from pipelines.nightly.mlflow_tracking import MlflowConfig
 from pipelines.nightly.model_store import Store
 from pipelines.orchestration import launch
 from pipelines.orchestration.fingerprints import of_path
-from pipelines.orchestration.launch import RUN, LaunchConfig, describe, train_and_read
+from pipelines.orchestration.launch import RUN, LaunchConfig, train_and_read
 from pipelines.orchestration.lock import Lock
 from pipelines.orchestration.run_status import DONE, REFUSED
 from pipelines.orchestration.stage import RefusedError, Stage, Work
 from pipelines.orchestration.text_tables import table
+from trainer.metrics.spec import METRICS, described
 from trainer.warm_start.policies import resolve_local
 
-_NAMES = ("auc", "gauc", "logloss", "ne", "calibration")
 _VIEW = "view"
 
 
@@ -190,7 +190,7 @@ class NightConfig:
         answer = self.launch.start(command, work.folder / launch.LOG, work.say, answers=True)
         (work.folder / "comparison.json").write_text(answer, encoding="utf-8")
         found = json.loads(answer)
-        return {**found, "summary": describe(found["models"][0])}
+        return {**found, "summary": described(found["models"][0])}
 
     def verdict(self, work: Work) -> dict[str, Any]:
         """Ask the gates."""
@@ -247,9 +247,9 @@ class NightConfig:
         found = metrics["evaluation"]["models"]
         rows = []
         for name, values in zip(("candidate", "before"), found, strict=False):
-            shown = [_shown(values.get(key)) for key in _NAMES]
+            shown = [_shown(values.get(key)) for key in METRICS]
             rows.append((name, *shown, _shown(values["rows"])))
-        print(f"\n{table(('model', *_NAMES, 'rows'), rows)}")
+        print(f"\n{table(('model', *METRICS, 'rows'), rows)}")
         for reason in metrics["verdict"]["reasons"]:
             print(f"refused: {reason}")
         print(f"{self.store.serving() or 'no model'} serves")

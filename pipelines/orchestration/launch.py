@@ -21,12 +21,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.orchestration.stage import StageError, Work
+from trainer.metrics.spec import described
 
 LOG = "log.txt"
 RUN = "run"  # the folder of a training, in that of its stage
@@ -139,14 +140,7 @@ def train_and_read(config: LaunchConfig, command: Sequence[str], work: Work) -> 
     if not path.is_file():  # an attempt may have died between the training's end and the commit
         config.start(command, work.folder / LOG, work.say)
     metrics = json.loads(path.read_text(encoding="utf-8"))
-    return {**metrics, "summary": describe(metrics)}
-
-
-def describe(metrics: Mapping[str, Any]) -> str:
-    """Return the main metrics in a few words."""
-    names = ("auc", "gauc", "logloss", "calibration")
-    parts = [f"{name} {metrics[name]:.4f}" for name in names if metrics.get(name) is not None]
-    return ", ".join(parts)
+    return {**metrics, "summary": described(metrics)}
 
 
 def add_options(parser: argparse.ArgumentParser, retries: int = 0) -> None:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.reporting.run_data import DASH, is_number, written
-from pipelines.reporting.uncertainty import METRICS
+from trainer.metrics.spec import METRICS
 
 STAGES = ("days", "candidate", "evaluation", "verdict", "publication")
 _MANIFEST = "manifest.json"
 _RUN = "run"
-_METRICS = (*METRICS, ("Test rows", "rows"))
 
 
 def is_night(path: Path) -> bool:
@@ -109,11 +108,12 @@ def _models(metrics: dict[str, Any]) -> dict[str, Any] | None:
     rows = [
         [
             name,
-            *(written(model.get(key), ",.0f" if key == "rows" else ".4f") for _, key in _METRICS),
+            *(written(model.get(key), one.form) for key, one in METRICS.items()),
+            written(model.get("rows"), ",.0f"),
         ]
         for name, model in zip(names, models, strict=False)
     ]
-    return _table(["Model", *(name for name, _ in _METRICS)], rows)
+    return _table(["Model", *(one.title for one in METRICS.values()), "Test rows"], rows)
 
 
 def _differences(metrics: dict[str, Any]) -> dict[str, Any] | None:
@@ -121,7 +121,7 @@ def _differences(metrics: dict[str, Any]) -> dict[str, Any] | None:
     found = metrics.get("differences")
     if not isinstance(found, dict):
         return None
-    rows, titles = [], {key: title for title, key in _METRICS}
+    rows, titles = [], {key: one.title for key, one in METRICS.items()}
     for name, one in found.items():
         title = titles.get(name, name.replace("_", " ").capitalize())
         if isinstance(one, dict) and is_number(one.get("difference")):

@@ -15,13 +15,8 @@ from typing import Any
 
 from pipelines.ingestion.partition import STATISTICS
 from pipelines.reporting.run_data import DASH, Run, is_number, read_run, written
+from trainer.metrics.spec import METRICS
 
-_METRICS = (
-    ("AUC", "auc"),
-    ("GAUC", "gauc"),
-    ("Logloss", "logloss"),
-    ("Calibration", "calibration"),
-)
 _SAME_TEST = ("path", "test_path", "test_days", "test_rows")
 _SHOWN = 12
 _NEIGHBOURS = 200
@@ -73,9 +68,9 @@ def neighbours(run: Run) -> dict[str, Any] | None:
     rows = []
     for title, one in shown:
         lead = run.metrics["auc"] - one.metrics["auc"] if one is not run else None
-        values = [written(one.metrics.get(key)) for _, key in _METRICS]
+        values = [written(one.metrics.get(key)) for key in METRICS]
         rows.append([title, *values, DASH if lead is None else f"{lead:+.4f}"])
-    header = ["Run", *(name for name, _ in _METRICS), "This run's AUC is higher by"]
+    header = ["Run", *(one.title for one in METRICS.values()), "This run's AUC is higher by"]
     return {"header": header, "rows": rows, "hints": {}, "best": {}}
 
 

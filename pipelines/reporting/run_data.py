@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from trainer.metrics.spec import METRICS
+
 DASH = "–"
 # Any of these makes a folder a run's.
 _FILES = ("config.json", "metrics.json", "curves.jsonl")
@@ -93,15 +95,21 @@ def _metric(key: str) -> Callable[[Run], Any]:
     return lambda run: run.metrics.get(key)
 
 
+def _quality() -> tuple[Column, ...]:
+    """Return a column for each metric; behind the AUC its error and its distance to the ceiling."""
+    columns = [
+        Column(one.title, one.meaning, _metric(name), one.form) for name, one in METRICS.items()
+    ]
+    columns[1:1] = [
+        Column("± s.e.", "Standard error of the AUC", lambda run: run.auc_error),
+        Column("Ceiling", "AUC of the labels' true probabilities", _metric("ceiling_auc")),
+        Column("To ceiling", "AUC missing to the known ceiling", lambda run: run.gap),
+    ]
+    return tuple(columns)
+
+
 COLUMNS = (
-    Column("AUC", "Area under the ROC curve", _metric("auc")),
-    Column("± s.e.", "Standard error of the AUC", lambda run: run.auc_error),
-    Column("Ceiling", "AUC of the labels' true probabilities", _metric("ceiling_auc")),
-    Column("To ceiling", "AUC missing to the known ceiling", lambda run: run.gap),
-    Column("GAUC", "AUC within users, by weight", _metric("gauc")),
-    Column("Logloss", "Mean cross-entropy, nats", _metric("logloss")),
-    Column("NE", "Logloss over the base rate's entropy", _metric("ne")),
-    Column("Calibration", "Predicted over observed positives", _metric("calibration")),
+    *_quality(),
     Column("Tower", "Model tower", lambda run: run.tower),
     Column("Rows/s", "Trained, all ranks", _metric("rows_per_second"), form=",.0f"),
     Column("Input wait", "Share of the training time", _metric("input_wait"), form=".1%"),

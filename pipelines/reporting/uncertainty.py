@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The report's intervals, calibration plot, and GAUC by users' activity: how far to trust a run.
 
-They are what a run's last evaluation left in evaluation.json (`trainer/metrics/depth.py`).
+They are what a run's last evaluation left in evaluation.json (`trainer/metrics/bootstrap.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from pipelines.reporting.run_data import DASH, Run, is_number, written
 from pipelines.reporting.svg_charts import Axes, Line, chart
+from trainer.metrics.spec import METRICS, with_intervals
 
 INTERVALS = (
     "95 % intervals by a bootstrap over users (over rows where there are none): how far the figure "
@@ -24,13 +25,6 @@ CALIBRATION = (
     "positives. On the diagonal a prediction means what it says; ECE is the mean distance from it."
 )
 ACTIVITY = "GAUC of users by how many test rows they have; only users with both labels have one."
-METRICS = (
-    ("AUC", "auc"),
-    ("GAUC", "gauc"),
-    ("Logloss", "logloss"),
-    ("NE", "ne"),
-    ("Calibration", "calibration"),
-)
 
 
 def intervals(runs: Sequence[Run]) -> dict[str, Any] | None:
@@ -42,14 +36,14 @@ def intervals(runs: Sequence[Run]) -> dict[str, Any] | None:
             if not isinstance(found, dict):
                 continue
             cells = []
-            for _, key in METRICS:
+            for key in with_intervals():
                 low, high = found.get(key) or (None, None)
                 value = written(run.metrics.get(f"{label}_{key}" if label else key))
                 between = f" [{written(low)}, {written(high)}]" if is_number(low) else ""
                 cells.append(f"{value}{between}")
             ece = part.get("reliability", {}).get("ece")
             rows.append([named(run, label), *cells, written(ece)])
-    header = ["Run", *(name for name, _ in METRICS), "ECE"]
+    header = ["Run", *(METRICS[key].title for key in with_intervals()), "ECE"]
     hints = {"ECE": "Expected calibration error: mean distance from the diagonal"}
     return {"header": header, "rows": rows, "hints": hints, "best": {}} if rows else None
 

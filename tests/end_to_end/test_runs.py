@@ -11,8 +11,8 @@ import pytest
 
 from tests.support import runs
 from tests.support.runs import BATCH, DAYS
-from trainer import evaluate
 from trainer.checkpoint.layout import complete
+from trainer.evaluation import evaluate
 
 TOWERS = (
     "specformer.demo",

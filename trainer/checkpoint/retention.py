@@ -16,11 +16,11 @@ from typing import Any
 
 from trainer.checkpoint.layout import complete, read_manifest, remove
 from trainer.checkpoint.storage import Folder, write_durably
+from trainer.metrics.spec import METRICS
 from trainer.runtime.atomic_files import json_ready
 
 PROTECTED = "protected"
 EVALUATION = "metrics.json"
-_LOWER_IS_BETTER = ("logloss", "ne")
 _SECONDS_PER_HOUR = 3600.0
 
 
@@ -80,10 +80,9 @@ def _look(path: Folder, metric: str) -> Kept:
     except ValueError:
         saved = 0.0
     try:
-        score = float(json.loads((path / EVALUATION).read_text(encoding="utf-8"))[metric])
+        value = json.loads((path / EVALUATION).read_text(encoding="utf-8"))[metric]
+        score = METRICS[metric].score(float(value))
     except (OSError, ValueError, KeyError, TypeError):
         score = math.nan
-    if metric in _LOWER_IS_BETTER:
-        score = -score
     protected = (path / PROTECTED).is_file()
     return Kept(path=path, saved=saved, score=score, protected=protected)

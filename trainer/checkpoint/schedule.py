@@ -7,10 +7,11 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.distributed as dist
+
+from trainer.metrics.spec import choosable
 
 # Steps between two looks at the clock, because all ranks have to agree on what it says.
 _LOOK_STEPS = 10
@@ -34,7 +35,7 @@ class CheckpointConfig:
     keep: how many of the newest stay.
     keep_best: how many of those with the best metric stay; with it, every evaluation has a
       checkpoint (evaluate_epochs).
-    best_metric: of the evaluation; logloss and ne are better when lower.
+    best_metric: of the evaluation; which way is better, `trainer/metrics/spec.py` says.
     keep_every_hours: the first in each stretch of so many hours stays; 0: no such rule.
     """
 
@@ -44,7 +45,7 @@ class CheckpointConfig:
     asynchronous: bool = True
     keep: int = 2
     keep_best: int = 0
-    best_metric: Literal["auc", "gauc", "logloss", "ne"] = "auc"
+    best_metric: str = "auc"
     keep_every_hours: float = 0.0
 
     def __post_init__(self) -> None:
@@ -62,6 +63,11 @@ class CheckpointConfig:
                 raise ValueError(
                     f"checkpoint.{name}: expected a number >= 0 (0: not {without}), got {value}"
                 )
+        if self.best_metric not in choosable():
+            raise ValueError(
+                f"checkpoint.best_metric: expected one of {', '.join(choosable())}, got "
+                f"{self.best_metric!r}"
+            )
         if self.best_metric != type(self).best_metric and not self.keep_best:
             raise ValueError(
                 f"checkpoint.best_metric: {self.best_metric!r} has no effect without keep_best; "

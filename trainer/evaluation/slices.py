@@ -32,13 +32,17 @@ from trainer.data.reader import LogReader
 from trainer.data.transforms import to_days
 from trainer.evaluation.slicing import DAY, Slicing, find_days, find_slices, has_column
 from trainer.metrics.metrics import Metrics
+from trainer.metrics.spec import METRICS
 from trainer.runtime.runtime import Runtime
 
 Found = TypeVar("Found")
 _MAX_BINS = 2**16
 _MAX_USER_ROWS = 1_000_000
-_REPORTED = ("rows", "weight", "auc", "auc_standard_error", "gauc", "gauc_users", "logloss", "ne")
-_MEANS = ("calibration", "prediction_mean", "label_mean")
+# Of `spec.CONTEXT`, what a slice shows beside the metrics.
+_CONTEXT = (
+    *("rows", "weight", "positive_rows", "auc_standard_error"),
+    *("gauc_users", "prediction_mean", "label_mean"),
+)
 
 
 class SliceCodes:
@@ -102,7 +106,7 @@ class Slices:
         With several labels each has its own as well (`<label>_auc`).
         """
         names = ["", *(f"{name}_" for name in self._labels if len(self._labels) > 1)]
-        reported = [f"{name}{key}" for name in names for key in (*_REPORTED, *_MEANS)]
+        reported = [f"{name}{key}" for name in names for key in (*METRICS, *_CONTEXT)]
         found = []
         for name, metrics in self._metrics.items():
             values = metrics.compute()

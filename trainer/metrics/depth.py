@@ -22,8 +22,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from trainer.data.hashing import mix64
+from trainer.metrics.functions import EPSILON, entropy
 from trainer.metrics.gauc import NO_USER
-from trainer.metrics.metrics import EPSILON, Metrics, communication_device, entropy
+from trainer.metrics.metrics import Metrics, communication_device
 
 Floats = NDArray[np.float64]
 _LEVEL = (2.5, 97.5)

@@ -4,7 +4,7 @@
 GAUC = sum_u w_u AUC_u / sum_u w_u over the users that have both classes, w_u the user's weight of
 impressions (Zhu et al., "Optimized Cost per Click in Taobao Display Advertising"); the
 unweighted form is the plain mean over the same users. A user's rows may lie on any rank, so rows
-are sent to the rank that owns the user's hash, and only four sums per label travel after that.
+are sent to the rank that owns the user's hash, and only five numbers per label travel after that.
 
 Memory is bounded by `max_rows`: when a rank holds more, half of the users are dropped, chosen by
 hash, so the same users on every rank and in every run; the share that remains is reported.
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from trainer.metrics.auc import rank_keys, sorted_runs
 
 MAX_ROWS = 10_000_000
-# The group of a row whose user is unknown: strangers are not one user, so they are left out.
+# The group of a row whose user is unknown. Unknown users are not one user: their rows are left out.
 NO_USER = -(2**63)
 
 
@@ -74,18 +74,23 @@ class GroupedRows:
             self._halve(self.halvings + 1)
 
     def sums(self, group: dist.ProcessGroup | None, device: torch.device | None) -> torch.Tensor:
-        """Return (K, 4) float64: sum w AUC, sum w, sum AUC, count, over users with both classes.
+        """Return (K, 5) float64: sum w AUC, sum w, sum AUC, count, largest w.
 
-        device: where the backend can communicate from, or None for one process. Collective if not
-        None.
+        Over users with both classes. Collective if `device` is not None.
+
+        Args:
+            group: The ranks that hold rows.
+            device: Where the backend can communicate from, or None for one process.
         """
         codes, _, rows = self._owned(group, device)
         sums = torch.from_numpy(
             np.stack([_label_sums(codes, rows[:, :, k]) for k in range(self.num_labels)])
         )
         if device is not None:
-            sums = sums.to(device)
-            dist.all_reduce(sums, group=group)
+            total, largest = sums[:, :4].to(device), sums[:, 4:].to(device)
+            dist.all_reduce(total, group=group)
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+            sums = torch.cat([total, largest], 1)
         return sums.cpu()
 
     def areas(
@@ -180,7 +185,7 @@ def _exchange(
 
 
 def _label_sums(codes: NDArray[np.int64], rows: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return (4,): sum w AUC, sum w, sum AUC, count over the groups with both classes.
+    """Return (5,): sum w AUC, sum w, sum AUC, count, largest w over the groups with both classes.
 
     codes: (N,) group numbers below 2^31. rows: (N, 3).
     """
@@ -188,7 +193,7 @@ def _label_sums(codes: NDArray[np.int64], rows: NDArray[np.float32]) -> NDArray[
     both = (positive > 0) & (negative > 0)
     auc = wins[both] / (positive[both] * negative[both])
     weight = positive[both] + negative[both]
-    return np.array([weight @ auc, weight.sum(), auc.sum(), len(auc)])
+    return np.array([weight @ auc, weight.sum(), auc.sum(), len(auc), weight.max(initial=0.0)])
 
 
 def _user_sums(
@@ -205,10 +210,12 @@ def _user_sums(
     # One 64-bit key sorts by group, then score; a run is one (group, distinct score).
     keys = (codes << 32) + (rank_keys(np.ascontiguousarray(rows[:, 0])) + 2**31)
     keys, order, starts = sorted_runs(keys)
+    # (runs,) weights of each class in a run; `wins`: weight of pairs in which the positive wins.
     positive, negative = np.add.reduceat(rows[order, 1:], starts, axis=0, dtype=np.float64).T
     sizes = np.diff(np.append(starts, len(keys)))
     codes = keys[starts] >> 32
     group_starts = np.flatnonzero(np.append(True, codes[1:] != codes[:-1]))
+    # Negatives below a run within its group: the running sum less what earlier groups add to it.
     below = np.cumsum(negative)
     before = np.repeat(
         (below - negative)[group_starts], np.diff(np.append(group_starts, len(codes)))

@@ -1,20 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Evaluation metrics of a ranking model: streaming, over all ranks, in bounded memory.
 
-What is merged over ranks is state (sums, bins, users' rows), never a metric. A metric that the
-schema does not define is absent: GAUC, where it names no user. One that the rows do not define is
-NaN, and null where it is written as JSON: AUC, NE and calibration when a class is absent, GAUC when
-no user has both, everything when no row counts. `undefined` says in words which and why.
+What is merged over ranks is state (sums, bins, users' rows), never a metric. `spec.py` lists the
+metrics and `functions.py` how each follows from the state. A metric that the schema does not define
+is absent: GAUC, where it names no user. One that the rows do not define is NaN, and null where it
+is written as JSON: AUC, NE and calibration when a class is absent, GAUC when no user has both,
+everything when no row counts. `undefined` says in words which and why.
 
-  auc, auc_standard_error  area under the ROC curve, weighted by example; error bound: `auc.py`
-  gauc, gauc_unweighted    mean AUC over users, by the user's weight or plain; `gauc.py`
-  gauc_users               users with both classes, over which that mean is taken
-  logloss                  mean -y ln p - (1 - y) ln(1 - p), p clipped to [e, 1 - e], e = 2^-23
-  ne                       normalised entropy: logloss / entropy of the label mean (He et al., 2014)
-  calibration              sum w p / sum w y: above 1 predicts too much
-  prediction_mean, label_mean, rows, weight
-
-Shapes: B examples per rank, K labels.
+Shapes: B examples per rank, K labels, T sums.
 """
 
 from __future__ import annotations
@@ -28,32 +21,29 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainer.metrics import functions
 from trainer.metrics.auc import MAX_BINS, ScoreDistribution
 from trainer.metrics.gauc import MAX_ROWS, GroupedRows, UserAreas
+from trainer.metrics.spec import METRICS
 
-EPSILON = float(np.finfo(np.float32).eps)
-# Sums kept per label, in this order.
-_SUMS = (
-    "rows",
-    "nonfinite",
-    "weight",
-    "positive",
-    "prediction",
-    "loss",
-    "squared_positive",
-    "squared_negative",
-)
+# Sums without the rows' weights, in this order; those of `functions.terms` follow.
+_COUNTS = ("rows", "nonfinite", "positive_rows", "squared_positive", "squared_negative")
 
 
 class Metrics:
     """Metrics of one evaluation: `update` with every batch, `compute` once, on every rank.
 
-    label_names: K names. The plain keys of the result are the first label's; with K > 1 every label
-    has its own as well (`<label>_auc`), and `macro_auc` is the mean over the labels for which it is
-    defined. process_group: None is the default group if torch.distributed is initialised, else one
-    process. grouped: whether there are users, and so GAUC. max_user_rows: rows that a rank keeps
-    for GAUC; above, users are sampled by hash and `gauc_users_sampled` (1.0: all) says which share
-    was kept. max_bins: see `auc.py`.
+    The plain keys of the result are the first label's; with K > 1 every label has its own as well
+    (`<label>_auc`), and `macro_auc` is the mean over the labels for which it is defined.
+
+    Args:
+        label_names: K names.
+        process_group: None is the default group if torch.distributed is initialised, else one
+            process.
+        max_user_rows: Rows that a rank keeps for GAUC; above, users are sampled by hash and
+            `gauc_users_sampled` (1.0: all) is the share that was kept.
+        max_bins: Bins of the scores, as in `auc.py`.
+        grouped: Whether there are users, and so GAUC.
 
     Raises:
         ValueError: no label names, or repeated ones.
@@ -83,17 +73,23 @@ class Metrics:
         num_labels = len(self.label_names)
         self._rows = 0
         self._grouped = False
-        self._sums = np.zeros((num_labels, len(_SUMS)))
+        self._terms = functions.terms()
+        self._names = (*_COUNTS, *self._terms)
+        self._sums = np.zeros((num_labels, len(self._names)))
         self._scores = [ScoreDistribution(self.max_bins) for _ in range(num_labels)]
         self._users = GroupedRows(num_labels, self.max_user_rows)
 
     def update(self, predictions: Tensor, labels: Tensor, weights: Tensor, groups: Tensor) -> None:
         """Add a batch.
 
-        predictions: (B, K) probabilities. labels: (B, K) in [0, 1]. weights: (B, K) >= 0; a row of
-        weight 0 does not count. groups: (B,) int64, the user (`gauc.NO_USER`: unknown); if all are
-        0 there is no GAUC. A prediction that is not finite is counted in `nonfinite_predictions`
-        and kept out of the sums.
+        A prediction that is not finite is counted in `nonfinite_predictions` and kept out of the
+        sums.
+
+        Args:
+            predictions: (B, K) probabilities.
+            labels: (B, K) in [0, 1].
+            weights: (B, K) >= 0; a row of weight 0 does not count.
+            groups: (B,) int64, the user (`gauc.NO_USER`: unknown); if all are 0 there is no GAUC.
 
         Raises:
             ValueError: shapes differ from the above, or a value lies outside its range.
@@ -123,7 +119,17 @@ class Metrics:
         positive = np.where(counted, weight * targets, 0)
         negative = weight - positive
         self._rows += int(present.any(1).sum())
-        self._sums += _sums(scores, positive, negative, present, finite)
+        counts = (
+            present,
+            present & ~finite,
+            np.where(counted, targets, 0),
+            positive.astype(np.float64) ** 2,
+            negative.astype(np.float64) ** 2,
+        )
+        self._sums[:, : len(counts)] += np.stack([one.sum(0, np.float64) for one in counts], 1)
+        self._sums[:, len(counts) :] += self._weighted(
+            scores, np.where(counted, targets, 0), weight
+        )
         for k, distribution in enumerate(self._scores):
             chosen = counted[:, k]
             distribution.add(scores[chosen, k], positive[chosen, k], negative[chosen, k])
@@ -134,39 +140,80 @@ class Metrics:
 
     def compute(self) -> dict[str, float]:
         """Return every metric over all ranks, the same on each. Collective: every rank calls it."""
-        group, device = self.process_group, communication_device(self.process_group)
-        totals = torch.from_numpy(
-            np.append(self._sums.ravel(), [float(self._rows), float(self._grouped)])
-        )
-        users = torch.zeros(len(self.label_names), 4, dtype=torch.float64)
-        if device is not None:
-            totals = totals.to(device)
-            dist.all_reduce(totals, group=group)
-            totals = totals.cpu()
-        rows, grouped = totals[-2].item(), bool(totals[-1])
-        self._grouped = grouped
-        if grouped:
-            users = self._users.sums(group, device)
-        sums = totals[:-2].view(len(self.label_names), -1).numpy()
-        areas = self._areas(sums, device)
-        per_label = [
-            _label_metrics(
-                dict(zip(_SUMS, sums[k].tolist(), strict=True)),
-                areas[k].tolist(),
-                users[k].tolist() if self.grouped else None,
-            )
-            for k in range(len(self.label_names))
-        ]
-        result = {**per_label[0], "rows": rows}
+        per_label = self.compute_labels()
+        result = {**per_label[0], "rows": self._all_rows}
         if self.grouped:
             result["gauc_users_sampled"] = self._users.share
-        result["nonfinite_predictions"] = float(sums[:, _SUMS.index("nonfinite")].sum())
+        result["nonfinite_predictions"] = self._nonfinite
         if len(self.label_names) > 1:
             for name, metrics in zip(self.label_names, per_label, strict=True):
                 result.update({f"{name}_{key}": value for key, value in metrics.items()})
             defined = [metrics["auc"] for metrics in per_label if not math.isnan(metrics["auc"])]
             result["macro_auc"] = sum(defined) / len(defined) if defined else math.nan
         return result
+
+    def compute_labels(self) -> list[dict[str, float]]:
+        """Return the metrics of each label over all ranks, the same on each. Collective."""
+        group, device = self.process_group, communication_device(self.process_group)
+        totals = torch.from_numpy(
+            np.append(self._sums.ravel(), [float(self._rows), float(self._grouped)])
+        )
+        num_labels = len(self.label_names)
+        users = torch.zeros(num_labels, 5, dtype=torch.float64)
+        if device is not None:
+            totals = totals.to(device)
+            dist.all_reduce(totals, group=group)
+            totals = totals.cpu()
+        self._all_rows, self._grouped = totals[-2].item(), bool(totals[-1])
+        if self._grouped:
+            users = self._users.sums(group, device)
+        # (K, T) -> a mapping from each sum's name to its K values.
+        sums = dict(zip(self._names, totals[:-2].view(num_labels, -1).numpy().T, strict=True))
+        self._nonfinite = float(sums["nonfinite"].sum())
+        areas = self._areas(sums, device).numpy()
+        return self._values(sums, areas, users.numpy())
+
+    def _values(
+        self, sums: dict[str, NDArray], areas: NDArray, users: NDArray
+    ) -> list[dict[str, float]]:
+        """Return the metrics of each label.
+
+        Args:
+            sums: (K,) by name.
+            areas: (K, 2), AUC and its standard error.
+            users: (K, 5), as `GroupedRows.sums` returns them.
+        """
+        user_area, user_weight, plain_area, num_users, heaviest = users.T
+        grouped = {"user_area": user_area, "user_weight": user_weight}
+        found = functions.values({**sums, "area": areas[:, 0], **grouped})
+        kept = {
+            name: found[name]
+            for name, metric in METRICS.items()
+            if self.grouped or not metric.per_user
+        }
+        weight = sums["weight"]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            kept["auc_standard_error"] = areas[:, 1]
+            if self.grouped:
+                kept["gauc_unweighted"] = plain_area / num_users
+                kept["gauc_users"] = num_users
+                # Users may be a sample, the weight is that of all rows.
+                share = user_weight / (weight * self._users.share)
+                kept["gauc_share"] = np.minimum(share, 1.0)
+                kept["gauc_top_share"] = heaviest / user_weight
+            kept["prediction_mean"] = sums["prediction"] / weight
+            kept["label_mean"] = sums["positive"] / weight
+        kept |= {name: sums[name] for name in ("positive_rows", "rows", "weight")}
+        return [
+            {name: float(one[k]) for name, one in kept.items()}
+            for k in range(len(self.label_names))
+        ]
+
+    def _weighted(self, scores: NDArray, targets: NDArray, weight: NDArray) -> NDArray[np.float64]:
+        """Return (K, T) sums of the terms; scores, targets and weight are (B, K)."""
+        scores, targets, weight = (one.astype(np.float64) for one in (scores, targets, weight))
+        terms = self._terms.values()
+        return np.stack([(weight * term(scores, targets)).sum(0) for term in terms], axis=1)
 
     @property
     def has_users(self) -> bool:
@@ -178,7 +225,7 @@ class Metrics:
         group = self.process_group
         return self._users.areas(label, group, communication_device(group))
 
-    def _areas(self, sums: NDArray[np.float64], device: torch.device | None) -> Tensor:
+    def _areas(self, sums: Mapping[str, NDArray], device: torch.device | None) -> Tensor:
         """Return (K, 2): AUC and its standard error, merged on the first rank and sent to all."""
         areas = torch.zeros(len(self._scores), 2, dtype=torch.float64)
         for k, local in enumerate(self._scores):
@@ -189,9 +236,10 @@ class Metrics:
                 merged.merge(local)
                 merged.reduce_to_first(self.process_group, device)
             if device is None or dist.get_rank(self.process_group) == 0:
-                values = dict(zip(_SUMS, sums[k].tolist(), strict=True))
+                values = {name: float(one[k]) for name, one in sums.items()}
                 negative = values["weight"] - values["positive"]
                 areas[k, 0] = merged.auc()
+                # The effective numbers of rows of each class, (sum w)^2 / sum w^2.
                 areas[k, 1] = merged.standard_error(
                     values["positive"] ** 2 / (values["squared_positive"] or 1.0),
                     negative**2 / (values["squared_negative"] or 1.0),
@@ -240,61 +288,6 @@ def communication_device(group: dist.ProcessGroup | None) -> torch.device | None
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def entropy(rates: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the entropy, in nats, of labels with these means; NaN for 0 and 1."""
-    inside = np.where((rates > 0) & (rates < 1), rates, np.nan)
-    return -inside * np.log(inside) - (1 - inside) * np.log1p(-inside)
-
-
 def _array(tensor: Tensor) -> NDArray[np.float32]:
     """Return the tensor as float32 in host memory."""
     return tensor.detach().to("cpu", torch.float32).numpy()
-
-
-def _sums(
-    scores: NDArray, positive: NDArray, negative: NDArray, present: NDArray, finite: NDArray
-) -> NDArray[np.float64]:
-    """Return (K, S) in the order of _SUMS, from (B, K) with zeros where a row does not count."""
-    scores, positive, negative = (part.astype(np.float64) for part in (scores, positive, negative))
-    clipped = np.clip(scores, EPSILON, 1 - EPSILON)
-    loss = -positive * np.log(clipped) - negative * np.log1p(-clipped)
-    weight = positive + negative
-    columns = (
-        present,
-        present & ~finite,
-        weight,
-        positive,
-        weight * scores,
-        loss,
-        positive**2,
-        negative**2,
-    )
-    return np.stack([column.sum(0, dtype=np.float64) for column in columns], axis=1)
-
-
-def _label_metrics(
-    sums: dict[str, float], area: list[float], users: list[float] | None
-) -> dict[str, float]:
-    """Return one label's metrics from its sums, its area (value, error) and its users' sums."""
-    grouped = {}
-    if users is not None:
-        grouped = {
-            "gauc": users[0] / users[1] if users[1] else math.nan,
-            "gauc_unweighted": users[2] / users[3] if users[3] else math.nan,
-            "gauc_users": users[3],
-        }
-    weight, positive = sums["weight"], sums["positive"]
-    rate = positive / weight if weight else math.nan
-    logloss = sums["loss"] / weight if weight else math.nan
-    return {
-        "auc": area[0],
-        "auc_standard_error": area[1],
-        **grouped,
-        "logloss": logloss,
-        "ne": logloss / float(entropy(np.array(rate))),
-        "calibration": sums["prediction"] / positive if positive else math.nan,
-        "prediction_mean": sums["prediction"] / weight if weight else math.nan,
-        "label_mean": rate,
-        "rows": sums["rows"],
-        "weight": weight,
-    }

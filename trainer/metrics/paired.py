@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.metrics.functions import EPSILON, entropy
 from trainer.metrics.gauc import NO_USER
-from trainer.metrics.metrics import EPSILON, entropy
 
 Floats = NDArray[np.float64]
 COMPARED = ("auc", "gauc", "logloss", "ne", "calibration")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.distributed.optimizer import learning_rates
+from trainer.metrics.spec import METRICS
 from trainer.telemetry.alerts import ADVICE
 from trainer.telemetry.exporter import Exporter
 from trainer.telemetry.node import Listener, Node, Sender, meet
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from trainer.trainer import Trainer
 
 _SEND_SECONDS = 1.0
-# A point of the curve and an evaluation -> gauges of the same numbers.
+# A point of the curve -> gauges of the same numbers.
 _INTERVAL = {
     "loss": "loss",
     "auc": "auc",
@@ -45,14 +46,6 @@ _INTERVAL = {
     "step_lookups": "step_lookups",
     "step_collectives": "step_collectives",
     "step_bytes_sent": "step_sent_bytes",
-}
-_EVALUATION = {
-    "auc": "evaluation_auc",
-    "gauc": "evaluation_gauc",
-    "logloss": "evaluation_logloss",
-    "ne": "evaluation_normalized_entropy",
-    "calibration": "evaluation_calibration_ratio",
-    "rows": "evaluation_rows",
 }
 _TABLE = {
     "rows": "table_rows",
@@ -177,9 +170,11 @@ class Monitor:
             return
         values = self.values
         values.set("evaluation_timestamp_seconds", time.time())
-        for name, series in _EVALUATION.items():
+        if "rows" in metrics:
+            values.set("evaluation_rows", metrics["rows"])
+        for name, metric in METRICS.items():
             if name in metrics:
-                values.set(series, metrics[name])
+                values.set(metric.prometheus, metrics[name])
         for record in ranks:
             place = str(record["layer"]), record["module"], record["path"]
             for name, series in (("erank", "effective_rank"), ("ferank", "effective_rank_ratio")):

@@ -20,6 +20,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from trainer.metrics.spec import METRICS as QUALITY
+
 Scope = Literal["run", "node", "rank"]
 Kind = Literal["counter", "gauge"]
 
@@ -160,12 +162,7 @@ _DECLARED: tuple[tuple[Scope, Kind, dict[str, str]], ...] = (
             "evaluation_timestamp_seconds": "When the latest evaluation ended, in seconds since "
             "1970",
             "evaluation_rows": "Examples of the latest evaluation",
-            "evaluation_auc": "AUC on the test rows",
-            "evaluation_gauc": "Mean AUC over users on the test rows",
-            "evaluation_logloss": "Mean log loss on the test rows, in nats",
-            "evaluation_normalized_entropy": "Log loss over the entropy of the label mean on the "
-            "test rows",
-            "evaluation_calibration_ratio": "Mean prediction over mean label on the test rows",
+            **{one.prometheus: f"{one.meaning}; on the test rows" for one in QUALITY.values()},
             "effective_rank{layer,module,path}": "Entropy effective rank at the latest "
             "evaluation, by place in the model",
             "effective_rank_ratio{layer,module,path}": "The same over the largest rank that is "

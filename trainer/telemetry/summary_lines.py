@@ -7,8 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Normalised entropy moves with the logloss: people are told one of the two.
-_COMPARED = ("auc", "gauc", "logloss", "calibration")
+from trainer.metrics.spec import METRICS
 
 
 def interval_line(record: Mapping[str, Any]) -> str:
@@ -25,10 +24,10 @@ def evaluation_line(metrics: Mapping[str, Any]) -> str:
     Behind the AUC stands its standard error, without which two evaluations cannot be compared.
     """
     parts = []
-    for name in ("auc", "gauc", "logloss", "ne", "calibration"):
-        if name not in metrics or (name == "gauc" and math.isnan(metrics[name])):
+    for name, metric in METRICS.items():
+        if name not in metrics or (metric.per_user and math.isnan(metrics[name])):
             continue
-        parts.append(f"{name} {metrics[name]:.4f}")
+        parts.append(f"{name} {metrics[name]:{metric.form}}")
         error = metrics.get(f"{name}_standard_error", math.nan)
         if not math.isnan(error):
             parts[-1] += f" ± {error:.4f}"
@@ -96,7 +95,7 @@ def _part(found: Mapping[str, Any]) -> str:
 
 
 def _differences(found: Mapping[str, Any]) -> str:
-    names = [name for name in _COMPARED if name in found]
+    names = [name for name in METRICS if name in found]
     values = {name: (found[name]["difference"], found[name]["interval"]) for name in names}
     return _with_intervals(values, "+")
 
@@ -106,5 +105,5 @@ def _with_intervals(found: Mapping[str, tuple[float, Sequence[float]]], sign: st
     return ", ".join(
         f"{name} {value:{sign}.4f} [{low:{sign}.4f}, {high:{sign}.4f}]"
         for name, (value, (low, high)) in found.items()
-        if name in _COMPARED and not math.isnan(low)
+        if METRICS[name].compared and not math.isnan(low)
     )

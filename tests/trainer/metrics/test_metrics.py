@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
 from trainer.metrics.auc import BUFFER_ROWS, MAX_BINS, ScoreDistribution, rank_keys
+from trainer.metrics.functions import EPSILON
 from trainer.metrics.gauc import NO_USER, GroupedRows
-from trainer.metrics.metrics import EPSILON, Metrics, undefined
+from trainer.metrics.metrics import Metrics, undefined
 from trainer.telemetry.running_stats import Window
 
 
