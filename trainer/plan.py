@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config.names import check_command
+from trainer.runtime.atomic_files import read_json
 from trainer.runtime.program import program
 
 if TYPE_CHECKING:  # imported where they are needed: --help and misspelt words are answered at once
@@ -69,11 +70,12 @@ def read_config(source: str) -> TrainConfig:
         return TrainConfig(recipe=path.name, schema=load_schema(path))
     if path.suffix == ".json":
         try:
-            return config_from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            values = read_json(path)
+        except (OSError, ValueError) as error:
             raise ValueError(
                 f"{path}: expected a run's config.json, cannot read it: {error}"
-            ) from (error)
+            ) from error
+        return config_from_dict(values)
     return load_recipe(source)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from trainer.checkpoint.layout import complete, recover
 from trainer.checkpoint.ownership import RUN, check_free, release, take
 from trainer.checkpoint.storage import Folder, locate
 from trainer.config.config import TrainConfig, config_from_dict, to_dict, write_config
+from trainer.runtime.atomic_files import is_partial, read_json
 from trainer.runtime.runtime import Runtime
 
 CONFIG = "config.json"
@@ -126,8 +126,9 @@ def _claim(output: Path, config: TrainConfig) -> Folder | None:
             _note(output, config)  # which names where checkpoints are from now on
         _leave(output, old, config)
         return found[-1] if found else None
-    unfinished = f".{CONFIG}"  # left by a process that died before it had a configuration
-    if output.exists() and {path.name for path in output.iterdir()} - {_LOCK, RUN, unfinished}:
+    # A process that died before it had a configuration may have left one that is not whole.
+    names = [path.name for path in output.iterdir()] if output.exists() else []
+    if any(name not in (_LOCK, RUN) and not is_partial(name) for name in names):
         raise ValueError(
             f"{output}: is not empty and holds no run ({CONFIG} is missing); choose another "
             "--output"
@@ -149,9 +150,8 @@ def _claim(output: Path, config: TrainConfig) -> Folder | None:
 
 
 def _note(output: Path, config: TrainConfig) -> None:
-    """Write the run's configuration, whole or not at all."""
-    write_config(config, output / f".{CONFIG}")
-    (output / f".{CONFIG}").replace(output / CONFIG)
+    """Write the run's configuration."""
+    write_config(config, output / CONFIG)
 
 
 def _lock(output: Path) -> bool:
@@ -162,11 +162,11 @@ def _lock(output: Path) -> bool:
     Raises:
         ValueError: another process trains in it.
     """
-    path = (output / _LOCK).resolve()
+    path = output.resolve() / _LOCK
     held = _held.get(path)
     if held is not None and path.exists() and os.path.samestat(os.stat(path), os.fstat(held)):
         return True
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
@@ -216,7 +216,7 @@ def _folder_of(old: dict[str, Any]) -> str:
 def _read_config(path: Path) -> dict[str, Any]:
     """Return the configuration that a run left in its folder, newer settings at their defaults."""
     try:
-        values = json.loads(path.read_text("utf-8"))
+        values = read_json(path)
         if not isinstance(values, dict):
             raise ValueError(f"expected an object, got {values!r:.40}")
     except ValueError as error:

@@ -49,7 +49,8 @@ from trainer.run_dir import (
     checkpoints_of,
     claim,
 )
-from trainer.runtime.atomic_files import last_step, truncate, write_json
+from trainer.runtime.atomic_files import write_json
+from trainer.runtime.json_lines import last_step, truncate
 from trainer.runtime.memory import check_tables
 from trainer.runtime.runtime import RunError, Runtime
 from trainer.runtime.signals import Stopped, StopSignals

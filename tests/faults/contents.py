@@ -177,26 +177,30 @@ def bit_flipped(place: Place) -> str:
     """The file is named before anything is loaded; the older one gives the undisturbed run."""
 
     def flip(path: Path) -> None:
-        shard = path / "__0_0.distcp"
+        shard = path / "rank-0.bin"
         content = bytearray(shard.read_bytes())
         content[len(content) // 2] ^= 4
         shard.write_bytes(content)
 
-    return _damaged(place, flip, "__0_0.distcp: damaged")
+    return _damaged(place, flip, "rank-0.bin: damaged")
 
 
 @fault("a shard is lost")
 def shard_lost(place: Place) -> str:
     """The file is named; the older one gives the undisturbed run."""
     return _damaged(
-        place, lambda path: (path / "__1_0.distcp").unlink(), "__1_0.distcp: cannot be read"
+        place, lambda path: (path / "rank-1.bin").unlink(), "rank-1.bin: cannot be read"
     )
 
 
 @fault("the index of a checkpoint is cut short")
 def index_cut(place: Place) -> str:
     """The file is named; the older one gives the undisturbed run."""
-    return _damaged(place, lambda path: os.truncate(path / ".metadata", 300), ".metadata: damaged")
+
+    def cut(path: Path) -> None:
+        os.truncate(path / "index.json", 300)
+
+    return _damaged(place, cut, "index.json: damaged")
 
 
 @fault("ids are hashed in another way than when the checkpoint was written")

@@ -62,8 +62,11 @@ def saved(run: Path) -> dict[str, torch.Tensor]:
     """Return every tensor of a run's newest checkpoint, whole, but what its reports gathered."""
     path = complete(run / "checkpoints")[-1]
     held = Reader(path).read_metadata().state_dict_metadata
-    held = {name: entry for name, entry in held.items() if not name.startswith("metrics.")}
-    kinds = {name: m for name, m in held.items() if isinstance(m, TensorStorageMetadata)}
+    kinds = {
+        name: entry
+        for name, entry in held.items()
+        if isinstance(entry, TensorStorageMetadata) and not name.startswith("metrics.")
+    }
     found = {name: torch.zeros(m.size, dtype=m.properties.dtype) for name, m in kinds.items()}
     with warnings.catch_warnings():
         # torch wants to be told that one process reads.

@@ -9,8 +9,8 @@ a complete `step-N` or something that nothing reads.
 The manifest holds the size and checksum of each file, which loading compares: a disk or a copy that
 loses or changes bytes is named, and nothing is trained from garbage. The manifest has one, too.
 
-Only tensors go through torch.distributed.checkpoint; everything else is JSON in the manifest, so
-that loading never unpickles values.
+Only tensors go through torch.distributed.checkpoint; everything else is JSON in the manifest. Their
+files are raw bytes with a JSON index (`dcp_index.py`): nothing in a checkpoint is ever unpickled.
 """
 
 from __future__ import annotations
@@ -31,8 +31,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner
 
-from trainer.checkpoint.dcp_index import INDEX, Reader, Writer, describe_damage
-from trainer.checkpoint.layout import commit, data_folder, discard, draft, read_manifest
+from trainer.checkpoint.dcp_index import INDEX, Planner, Reader, Writer, describe_damage
+from trainer.checkpoint.layout import (
+    commit,
+    data_folder,
+    discard,
+    draft,
+    read_manifest,
+    step_name,
+)
 from trainer.checkpoint.storage import Folder, locate
 from trainer.runtime.runtime import RunError
 
@@ -57,7 +64,7 @@ def save(
     Raises:
         RunError: a rank could not write; the same on all ranks, and nothing of it is left.
     """
-    target = directory / f"step-{step}"
+    target = directory / step_name(step)
     place = locate(_on_first(lambda: str(draft(target)), target, group))
     writer = Writer(place)
     try:
@@ -66,7 +73,7 @@ def save(
         _on_first(lambda: discard(place), target, group)
         rank, cause = next(iter(error.failures.items()))
         raise RunError(_failed(target, f"rank {rank}: {cause[0]}")) from error
-    parts = _gather(writer.fs.written, group)
+    parts = _gather(writer.written, group)
     content = {
         **manifest,
         "step": step,
@@ -98,11 +105,13 @@ def load(tensors: Mapping[str, Any], path: Folder, planner: LoadPlanner | None =
             "the checkpoint is of another model or plan (compare its config.json)"
         )
     for name, tensor in asked.items():
-        properties: Any = getattr(held[name], "properties", None)
-        if properties is not None and properties.dtype != _dtype(tensor):
+        entry: Any = held[name]
+        if not isinstance(tensor, Tensor | ShardedTensor):
+            raise TypeError(f"checkpoint: {name!r}: expected a tensor, got {type(tensor).__name__}")
+        if entry.properties.dtype != _dtype(tensor):
             raise ValueError(
-                f"{path}: tensor {name!r}: expected {_dtype(tensor)}, got {properties.dtype}; the "
-                "checkpoint is of another number format"
+                f"{path}: tensor {name!r}: expected {_dtype(tensor)}, got "
+                f"{entry.properties.dtype}; the checkpoint is of another number format"
             )
     _verify(path)
     try:
@@ -110,6 +119,7 @@ def load(tensors: Mapping[str, Any], path: Folder, planner: LoadPlanner | None =
             # torch asks each ShardedTensor, which TorchRec's tables are, for its device and size,
             # and warns of its own questions.
             warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
+            planner = planner or Planner()
             state_dict_loader.load(dict(tensors), storage_reader=reader, planner=planner)
     except CheckpointException as error:
         raise ValueError(f"{path}: cannot be read ({error}); use an older checkpoint") from error
@@ -123,7 +133,8 @@ def tensor_names(path: Folder) -> set[str]:
 def tensor_sizes(path: Folder) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor in the checkpoint at `path`."""
     held = Reader(path).read_metadata().state_dict_metadata
-    return {name: tuple(getattr(entry, "size", ())) for name, entry in held.items()}
+    entries: list[tuple[str, Any]] = list(held.items())
+    return {name: tuple(entry.size) for name, entry in entries}
 
 
 def flatten(tensors: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

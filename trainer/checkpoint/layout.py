@@ -26,10 +26,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.storage import Folder, RemotePath, sync_folder, write_durably
+from trainer.checkpoint.storage import Folder, RemotePath, read_bounded, write_durably
+from trainer.runtime.atomic_files import MAX_JSON_BYTES, parse_json, sync_folder
 
 MANIFEST = "manifest.json"
-# What `checkpoint.save` adds to every manifest, and what a run needs to go on from it.
+# Of the files of a checkpoint; another one is refused.
+FORMAT = 2
+# What `dcp.save` adds to every manifest, and what a run needs to go on from it.
 SAVED: dict[str, type | tuple[type, ...]] = {"step": int, "world_size": int, "files": dict}
 RUN: dict[str, type | tuple[type, ...]] = {
     **SAVED,
@@ -51,10 +54,18 @@ RUN: dict[str, type | tuple[type, ...]] = {
     "weights": dict,
     "dynamic_tables": dict,
 }
-_NAME = re.compile(r"step-(\d+)|\.step-(\d+)\.replaced")
+_NAME = re.compile(r"step-(\d{1,18})|\.step-(\d{1,18})\.replaced")
+_FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
+_DATA_NAME = re.compile(r"data-[0-9a-f]{12}")
+_MAX_TEXT = 200
 _SHOWN = 5
 _DATA = "data-"
 _SEAL = "checksum"
+
+
+def step_name(step: int) -> str:
+    """Return the name of the checkpoint of `step`."""
+    return f"step-{step}"
 
 
 def complete(directory: Folder) -> list[Any]:
@@ -80,6 +91,11 @@ def draft(target: Folder) -> Folder:
 
 def commit(place: Folder, target: Folder, content: Mapping[str, Any]) -> None:
     """Write the manifest of what `draft` has given and make it the checkpoint. On one rank.
+
+    Args:
+        place: what `draft` has given, with the files in it.
+        target: where the checkpoint is to be.
+        content: of the manifest.
 
     Raises:
         OSError: it could not be written; then `place` is gone.
@@ -148,8 +164,19 @@ def recover(directory: Folder) -> None:
 
 
 def data_folder(path: Folder, manifest: Mapping[str, Any]) -> Folder:
-    """Return where the files of the checkpoint at `path` are."""
-    return path / manifest["data"] if manifest.get("data") else path
+    """Return where the files of the checkpoint at `path` are.
+
+    Raises:
+        ValueError: the manifest names a folder that is not below `path`.
+    """
+    data = manifest.get("data")
+    if not data:
+        return path
+    if not isinstance(data, str) or not _DATA_NAME.fullmatch(data):
+        raise ValueError(
+            f"{path / MANIFEST}: damaged (key 'data': {data!r:.80} is no folder of it)"
+        )
+    return path / data
 
 
 def read_manifest(
@@ -164,20 +191,27 @@ def read_manifest(
     """
     place = path / MANIFEST
     try:
-        manifest = json.loads(place.read_text(encoding="utf-8"))
+        manifest = parse_json(read_bounded(place, MAX_JSON_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(_describe(path)) from None
     except OSError as error:
         raise ValueError(f"{place}: cannot be read ({error}); use an older checkpoint") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{place}: damaged ({error}); use an older checkpoint") from error
     if not isinstance(manifest, dict):
         raise ValueError(f"{place}: damaged (not a mapping); use an older checkpoint")
-    seal = manifest.pop(_SEAL, None)
-    if seal not in (None, _checksum(manifest)):
+    seal, found = manifest.pop(_SEAL, None), _checksum(manifest)
+    if seal not in (None, found):
         raise ValueError(
-            f"{place}: damaged (its content has the checksum {_checksum(manifest)}, expected "
-            f"{seal}); use an older checkpoint, or remove the key {_SEAL!r} if you have edited it"
+            f"{place}: damaged (its content has the checksum {found}, expected {seal!r:.40}); use "
+            f"an older checkpoint, or remove the key {_SEAL!r} if you have edited it"
+        )
+    # The first format had no number.
+    number = manifest.get("format", 1 if SAVED.keys() <= manifest.keys() else FORMAT)
+    if number != FORMAT:
+        raise ValueError(
+            f"{place}: a checkpoint of format {number!r:.40}, this version reads format {FORMAT}; "
+            "use the version that wrote it"
         )
     for key, kind in (SAVED if required is None else required).items():
         value = manifest.get(key)
@@ -189,18 +223,34 @@ def read_manifest(
                 f"{place}: damaged (key {key!r}: expected {names}, {found}); remove {path} to go "
                 "on from an older checkpoint"
             )
+        if isinstance(value, str) and not (len(value) <= _MAX_TEXT and value.isprintable()):
+            raise ValueError(f"{place}: damaged (key {key!r}: got {value!r:.80})")
+    _check_files(place, manifest["files"])
     return manifest
+
+
+def _check_files(place: Folder, files: Mapping[str, Any]) -> None:
+    """Check that a manifest names files beside it, each with its size and checksum."""
+    for name, entry in files.items():
+        if not _FILE.fullmatch(name) or not isinstance(entry, list) or len(entry) != 2:
+            raise ValueError(f"{place}: damaged (key 'files': got {name!r:.80}: {entry!r:.80})")
+        if any(type(number) is not int or not 0 <= number < 1 << 62 for number in entry):
+            raise ValueError(f"{place}: damaged (key 'files': {name!r}: got {entry!r:.80})")
 
 
 def _seal(content: Mapping[str, Any]) -> bytes:
     """Return a manifest's text, with the checksum of all that it says."""
-    plain = json.loads(json.dumps(content))  # as it will be read: keys are text
+    plain = json.loads(json.dumps({**content, "format": FORMAT}))  # as it is read: keys are text
     return json.dumps({**plain, _SEAL: _checksum(plain)}, indent=2).encode()
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
     """Return the CRC-32 of a manifest's content, however it is laid out."""
-    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
+    try:
+        text = json.dumps(content, sort_keys=True)
+    except RecursionError:
+        return "none, it is nested too deeply"
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def _describe(path: Folder) -> str:

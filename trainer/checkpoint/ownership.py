@@ -14,10 +14,12 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.storage import Folder, create_once, write_durably
+from trainer.checkpoint.storage import Folder, create_once, read_bounded, write_durably
+from trainer.runtime.atomic_files import parse_json
 
 OWNER = ".owner.json"
 RUN = ".run.json"
+_MAX_BYTES = 1 << 16
 
 
 def check_free(folder: Folder, output: Path) -> None:
@@ -86,7 +88,7 @@ def _read(path: Folder) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        found = parse_json(read_bounded(path, _MAX_BYTES))
+    except (ValueError, OSError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -8,16 +8,15 @@ it was evaluated, are in `metrics.json` there.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.checkpoint.layout import complete, read_manifest, remove
-from trainer.checkpoint.storage import Folder, write_durably
+from trainer.checkpoint.storage import Folder, read_bounded, write_durably
 from trainer.metrics.spec import METRICS
-from trainer.runtime.atomic_files import json_ready
+from trainer.runtime.atomic_files import MAX_JSON_BYTES, parse_json, to_json
 
 PROTECTED = "protected"
 EVALUATION = "metrics.json"
@@ -69,8 +68,7 @@ def prune(
 
 def note_metrics(path: Folder, metrics: Mapping[str, Any]) -> None:
     """Write an evaluation beside the checkpoint that it is of. On one rank."""
-    text = json.dumps(json_ready(metrics), indent=2)
-    write_durably(path / EVALUATION, f"{text}\n".encode())
+    write_durably(path / EVALUATION, to_json(metrics))
 
 
 def _look(path: Folder, metric: str) -> Kept:
@@ -80,7 +78,7 @@ def _look(path: Folder, metric: str) -> Kept:
     except ValueError:
         saved = 0.0
     try:
-        value = json.loads((path / EVALUATION).read_text(encoding="utf-8"))[metric]
+        value = parse_json(read_bounded(path / EVALUATION, MAX_JSON_BYTES))[metric]
         score = METRICS[metric].score(float(value))
     except (OSError, ValueError, KeyError, TypeError):
         score = math.nan

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.checkpoint import dcp
+from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.retention import note_metrics, prune
 from trainer.checkpoint.schedule import CheckpointConfig
 from trainer.checkpoint.staging import Staging, local_bytes
@@ -139,7 +140,7 @@ class Saver:
         """Note the metrics of the checkpoint written last, and keep it if it is among the best."""
         self.wait()
         if self._runtime.is_first and self._error is None and self.written_step >= 0:
-            path = self.directory / f"step-{self.written_step}"
+            path = self.directory / step_name(self.written_step)
             try:
                 note_metrics(path, metrics)
             except Exception as error:  # of any file system; the other ranks go on

@@ -18,6 +18,7 @@ from trainer.checkpoint import dcp
 from trainer.checkpoint.storage import Folder
 from trainer.distributed.dense import Dense
 from trainer.distributed.parallelize import Parallel
+from trainer.runtime.atomic_files import parse_json
 from trainer.runtime.runtime import Runtime
 
 # Room for 625 numbers of ten digits and what stands between them.
@@ -116,10 +117,8 @@ def _plain(state: Any) -> Tensor:
 
 def _nested(state: Tensor) -> Any:
     """Return what `_plain` was given, arrays as tuples."""
-    return tuple(
-        tuple(part) if isinstance(part, list) else part
-        for part in json.loads(bytes(state.cpu().numpy()))
-    )
+    parts = parse_json(bytes(state.cpu().numpy()))
+    return tuple(tuple(part) if isinstance(part, list) else part for part in parts)
 
 
 def fused_tensors(optimizer: Optimizer) -> dict[str, Any]:

@@ -12,16 +12,25 @@ fsspec is a dependency of torch.distributed.checkpoint's own remote files; the f
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import uuid
+import stat
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 import fsspec
-from torch.distributed.checkpoint.filesystem import FileSystemBase
+
+from trainer.runtime.atomic_files import (
+    create,
+    partial_name,
+    read_bytes,
+    sync_folder,
+    write_bytes,
+)
+
+# What is written, and summed up, at a time.
+_PART_BYTES = 16 << 20
 
 
 class RemotePath:
@@ -149,24 +158,42 @@ def locate(text: str | Path) -> Folder:
     return RemotePath(text) if isinstance(text, str) and "://" in text else Path(text)
 
 
-def sync_folder(path: Folder) -> None:
-    """Wait until the names in a local folder are on its disk."""
-    if isinstance(path, RemotePath):
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_durably(path: Folder, content: bytes) -> None:
-    """Write a whole file; on a disk, wait until it is there."""
+    """Write a file, whole or not at all; on a disk, wait until it is there."""
+    if isinstance(path, Path):
+        write_bytes(path, content)
+        return
     with path.open("wb") as file:
         file.write(content)
-        file.flush()
-        if isinstance(path, Path):
-            os.fsync(file.fileno())
+
+
+def read_bounded(path: Folder, limit: int) -> bytes:
+    """Return the content of a file of a checkpoint.
+
+    Raises:
+        OSError: it cannot be read, or is a symbolic link, a pipe or a device.
+        ValueError: it has more than `limit` bytes.
+    """
+    if isinstance(path, Path):
+        return read_bytes(path, limit, follow=False)
+    with path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"{path}: larger than {limit:,} bytes")
+    return content
+
+
+def check_regular(path: Folder) -> None:
+    """Check that a file of a checkpoint, if it is there, is a plain one.
+
+    Raises:
+        ValueError: it is a symbolic link, which may lead anywhere, or a pipe, which may never end.
+    """
+    if isinstance(path, Path) and os.path.lexists(path):
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a symbolic link" if stat.S_ISLNK(mode) else "a pipe, a device or a folder"
+            raise ValueError(f"{path}: expected a file, got {kind}; put the file itself there")
 
 
 def create_once(path: Folder, content: bytes) -> None:
@@ -178,9 +205,9 @@ def create_once(path: Folder, content: bytes) -> None:
     if isinstance(path, RemotePath):
         path.create(content)
         return
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}")
+    draft = path.with_name(partial_name(path.name))
     try:
-        write_durably(draft, content)
+        write_bytes(draft, content)
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
     except PermissionError:  # a file system without links
@@ -191,93 +218,34 @@ def create_once(path: Folder, content: bytes) -> None:
     sync_folder(path.parent)
 
 
-class Files(FileSystemBase):
-    """The file system of torch.distributed.checkpoint over either kind of folder.
+@contextlib.contextmanager
+def open_counted(path: Folder, written: dict[str, list[int]]) -> Generator[Counted, None, None]:
+    """Open a new file; on a disk, wait until it is there.
 
-    written: bytes and CRC-32 of every file written, by name, taken from the bytes on their way, so
-    that nothing has to be read (or, from an object store, fetched) again.
+    Args:
+        path: the file, in a folder that exists.
+        written: gets the number of bytes and their CRC-32 under the file's name, taken from the
+            bytes on their way, so that nothing has to be read (or fetched) again.
     """
-
-    def __init__(self) -> None:
-        self.written: dict[str, list[int]] = {}
-
-    @contextlib.contextmanager
-    def create_stream(self, path: Any, mode: str) -> Generator[Any, None, None]:
-        """Open `path`, counting what is written."""
-        with path.open(mode) as stream:
-            if "w" not in mode:
-                yield stream
-                return
-            counted = _Counted(stream)
-            try:
-                yield counted
-            except RuntimeError as error:
-                # torch.save says only where its file stopped, not that the disk is full.
-                raise counted.error or error from None
-            self.written[path.name] = [counted.size, counted.checksum]
-
-    def concat_path(self, path: Any, suffix: str) -> Any:
-        """Return the name inside `path`."""
-        return path / suffix
-
-    def init_path(self, path: Any) -> Any:
-        """Return `path` as it is."""
-        return path
-
-    def rename(self, path: Any, new_path: Any) -> None:
-        """Rename a file."""
-        path.rename(new_path)
-        self.written[new_path.name] = self.written.pop(path.name)
-
-    def mkdir(self, path: Any) -> None:
-        """Make a folder."""
-        path.mkdir(parents=True, exist_ok=True)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Return whether this is a folder of one of the two kinds."""
-        return isinstance(checkpoint_id, Path | RemotePath)
-
-    def exists(self, path: Any) -> bool:
-        """Return whether there is a file."""
-        return path.exists()
-
-    def rm_file(self, path: Any) -> None:
-        """Remove a file."""
-        path.unlink()
+    with create(path) if isinstance(path, Path) else path.open("wb") as stream:
+        counted = Counted(stream)
+        yield counted
+        stream.flush()
+        if isinstance(path, Path):
+            os.fsync(stream.fileno())
+    written[path.name] = [counted.size, counted.checksum]
 
 
-class _Counted(io.RawIOBase):
-    """A stream that is written once, with the number and the CRC-32 of its bytes."""
+class Counted:
+    """Writes into a stream and keeps the number of bytes and their CRC-32."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self.size = self.checksum = 0
-        self.error: OSError | None = None
 
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        part = memoryview(data).cast("B")
-        try:
+    def write(self, data: bytes | memoryview) -> None:
+        """Write bytes; some at a time, because a remote file copies what it is given."""
+        for start in range(0, len(data), _PART_BYTES):
+            part = data[start : start + _PART_BYTES]
             self._stream.write(part)
-        except OSError as error:
-            self.error = error
-            raise
-        self.size, self.checksum = self.size + len(part), zlib.crc32(part, self.checksum)
-        return len(part)
-
-    def tell(self) -> int:
-        return self.size
-
-    def flush(self) -> None:
-        if not self._stream.closed:
-            self._stream.flush()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
+            self.size, self.checksum = self.size + len(part), zlib.crc32(part, self.checksum)

@@ -39,6 +39,7 @@ from trainer.data.splits import parse_days, parse_rows
 from trainer.distributed.optimizer import DenseOptimizerConfig
 from trainer.distributed.parallelize import ParallelConfig
 from trainer.distributed.precision import PrecisionConfig
+from trainer.runtime.atomic_files import write_json
 from trainer.runtime.program import program
 from trainer.runtime.runtime import RuntimeConfig
 from trainer.telemetry.exporter import ExportConfig
@@ -274,7 +275,7 @@ def fingerprint(config: TrainConfig) -> str:
 
 def write_config(config: TrainConfig, path: Path) -> None:
     """Write the resolved configuration as JSON."""
-    path.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
+    write_json(path, to_dict(config))
 
 
 def config_from_dict(values: dict[str, Any]) -> TrainConfig:

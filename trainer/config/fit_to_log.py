@@ -10,7 +10,6 @@ line says itself is taken as it is.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from embeddings.schema.schema import Schema
 from models.tower import StreamTowerConfig
 from trainer.data.files import days_of
 from trainer.data.splits import parse_days, parse_rows
+from trainer.runtime.atomic_files import read_json
 
 if TYPE_CHECKING:  # which imports this module
     from trainer.config.config import DataConfig, TrainConfig
@@ -144,7 +144,7 @@ def _begun(output: Path, data: DataConfig) -> dict[str, Any] | None:
     """Return the choices of the run that has begun in `output` on the same log, if there is one."""
     path = output / "config.json"
     try:
-        old = json.loads(path.read_text("utf-8"))["data"]
+        old = read_json(path)["data"]
         same = old["path"] == data.path and old["test_path"] == data.test_path
         return {name: old[name] for name in _CHOICES} if same else None
     except (OSError, ValueError, KeyError, TypeError):

@@ -35,7 +35,7 @@ from embeddings.stats import (
 from models.batch import Batch
 from trainer.distributed.parallelize import Parallel
 from trainer.run_dir import TABLES
-from trainer.runtime.atomic_files import append, truncate
+from trainer.runtime.json_lines import append, truncate
 from trainer.runtime.runtime import Runtime
 from trainer.telemetry.alerts import ADVICE, full_tables
 

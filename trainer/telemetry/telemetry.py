@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from trainer.runtime.atomic_files import append, truncate
+from trainer.runtime.json_lines import append, truncate
 from trainer.telemetry.alerts import Alerts
 from trainer.telemetry.console import Console, Mode
 from trainer.telemetry.running_stats import Losses, Window

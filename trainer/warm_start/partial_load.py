@@ -19,6 +19,8 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from trainer.checkpoint.dcp_index import TensorsOnly
+
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
@@ -32,7 +34,7 @@ class Region:
     view: Tensor
 
 
-class RegionPlanner(LoadPlanner):
+class RegionPlanner(TensorsOnly, LoadPlanner):
     """Plans the reads of this rank's regions."""
 
     def __init__(self, regions: Sequence[Region]) -> None:
@@ -67,10 +69,6 @@ class RegionPlanner(LoadPlanner):
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
         """Return this rank's plan as it is."""
         return central_plan
-
-    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        """Refuse: regions are of tensors."""
-        raise AssertionError(f"regions hold tensors, {read_item.storage_index} is none")
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
         """Return where a read goes."""

@@ -23,14 +23,14 @@ A map of ids to rows belongs to the rows: `id_maps` has the source of `embedding
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from embeddings.schema.plain import suggest
 from trainer.checkpoint.layout import RUN, complete, read_manifest
-from trainer.checkpoint.storage import Folder, locate
+from trainer.checkpoint.storage import Folder, locate, read_bounded
+from trainer.runtime.atomic_files import MAX_JSON_BYTES, parse_json
 
 Policy = Literal["continue", "naive", "progressive", "fresh_tables", "nightly"]
 GROUPS = (
@@ -154,8 +154,8 @@ def resolve_local(place: Path) -> Path:
 def _elsewhere(folder: Folder) -> list[Folder]:
     """Return where the checkpoints of the run in `folder` are, if not in it."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = parse_json(read_bounded(folder / "config.json", MAX_JSON_BYTES))
         named = config["checkpoint"]["folder"]
     except (OSError, ValueError, KeyError, TypeError):
-        return []  # no run's folder: what is there will be said
-    return [locate(named)] if named else []
+        return []  # not a run's folder; the caller names what is there
+    return [locate(named)] if named and isinstance(named, str) else []

@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""Checkpoints are complete or absent, and never run code on the way back."""
+"""Checkpoints are complete or absent, and come back bit for bit."""
 
-import io
 import json
-import pickle
-import re
-import zlib
-from pathlib import PosixPath
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from trainer.checkpoint import dcp, layout
-from trainer.checkpoint.dcp_index import INDEX, IndexUnpickler
-from trainer.checkpoint.layout import MANIFEST, complete, read_manifest
+from trainer.checkpoint.dcp_index import INDEX
+from trainer.checkpoint.layout import complete, read_manifest
 from trainer.runtime.runtime import RunError
 
 
@@ -74,12 +68,12 @@ def test_a_tensor_that_the_checkpoint_lacks_is_named(tmp_path):
 
 def test_a_shard_that_is_missing_cut_or_changed_is_named_before_anything_is_loaded(tmp_path):
     path = dcp.save(tensors(), tmp_path, 4, {})
-    (shard,) = path.glob("*.distcp")
+    (shard,) = path.glob("*.bin")
     whole = shard.read_bytes()
     place = whole.index(torch.arange(6.0).numpy().tobytes())
     flipped = bytearray(whole)
     flipped[place] ^= 1
-    for content in (bytes(flipped), whole[:-100], None):
+    for content in (bytes(flipped), whole[:-10], None):
         shard.unlink() if content is None else shard.write_bytes(content)
         loaded = {"model": {"weight": torch.zeros(2, 3)}}
         with pytest.raises(ValueError, match=rf"{shard.name}: .*; remove .*step-4 to go on"):
@@ -87,45 +81,12 @@ def test_a_shard_that_is_missing_cut_or_changed_is_named_before_anything_is_load
         assert not loaded["model"]["weight"].any()
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("builtins", "print"),
-        ("torch", "load"),
-        ("torch", "hub.load"),
-        ("torch", "Tensor"),
-        ("torch.hub", "load"),
-        ("torch.serialization", "load"),
-        ("torch._C", "_from_dlpack"),
-        (filesystem.__name__, "os.system"),
-    ],
-)
-def test_an_index_that_names_anything_foreign_is_not_executed(tmp_path, capfd, module, name):
-    path = dcp.save(tensors(), tmp_path, 1, {})
-    words = [
-        pickle.SHORT_BINUNICODE + bytes([len(word)]) + word.encode() for word in (module, name)
-    ]
-    call = b"".join(words) + pickle.STACK_GLOBAL + pickle.MARK + b"Vecho executed\ntR."
-    forge(path, pickle.PROTO + b"\x04" + call)
-    with pytest.raises(ValueError, match=f"names {re.escape(f'{module}.{name}')}, which no"):
-        dcp.load(tensors(), path)
-    assert "executed" not in capfd.readouterr().out
-
-
-def forge(path, index: bytes) -> None:
-    """Replace an index, and what the manifest says of it."""
-    (path / INDEX).write_bytes(index)
-    content = read_manifest(path)
-    content["files"][INDEX] = [len(index), zlib.crc32(index)]
-    (path / MANIFEST).write_text(json.dumps(content))
-
-
 def test_an_index_that_is_cut_or_changed_is_named_before_it_is_read(tmp_path):
     path = dcp.save(tensors(), tmp_path, 4, {})
     whole = (path / INDEX).read_bytes()
     for content in (whole[:-9], whole.replace(b"weight", b"weighs")):
         (path / INDEX).write_bytes(content)
-        with pytest.raises(ValueError, match=r"\.metadata: damaged \(expected .*older checkpoint"):
+        with pytest.raises(ValueError, match=r"index\.json: damaged \(expected .*older checkpoint"):
             dcp.load(tensors(), path)
 
 
@@ -134,29 +95,6 @@ def test_a_tensor_of_another_number_format_is_named_instead_of_converted(tmp_pat
     with pytest.raises(ValueError, match=r"'model\.weight': expected torch\.float16, got torch\.f"):
         dcp.load({"model": {"weight": torch.zeros(2, 3, dtype=torch.float16)}}, path)
     assert read_manifest(path)["dtypes"] == {"float32": 2}
-
-
-class Reads:
-    """Pickled as getattr(owner, name)."""
-
-    def __init__(self, owner, name):
-        self.words = owner, name
-
-    def __reduce__(self):
-        return getattr, self.words
-
-
-def test_an_index_reads_no_attribute_but_a_memory_format(tmp_path):
-    # Python 3.11.0 to 3.11.3 pickles a member of an enum so.
-    encoding = metadata._MEM_FORMAT_ENCODING
-    for member in encoding:
-        text = pickle.dumps(Reads(encoding, member.name))
-        assert IndexUnpickler(io.BytesIO(text)).load() is member
-    path = dcp.save(tensors(), tmp_path, 1, {})
-    for owner, name in ((PosixPath, "unlink"), (encoding, "mro")):
-        forge(path, pickle.dumps(Reads(owner, name)))
-        with pytest.raises(ValueError, match=f"reads attribute '{name}'"):
-            dcp.load(tensors(), path)
 
 
 def test_every_dtype_and_a_sharded_tensor_come_back(tmp_path):

@@ -12,7 +12,7 @@ from trainer.checkpoint import layout
 from trainer.checkpoint.layout import MANIFEST, RUN, commit, complete, draft, read_manifest, recover
 from trainer.checkpoint.retention import prune
 
-SAVED = {"step": 1, "world_size": 1, "files": {}}
+SAVED = {"format": layout.FORMAT, "step": 1, "world_size": 1, "files": {}}
 WHOLE = {
     **{"rows": 1, "epoch": 0, "position": None, "train_seconds": 1.0, "wait_seconds": 0.0},
     **{"padded_rows": 0, "out_of_range": {}},

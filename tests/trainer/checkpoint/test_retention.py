@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint.layout import MANIFEST
+from trainer.checkpoint.layout import FORMAT, MANIFEST
 from trainer.checkpoint.retention import Kept, note_metrics, prune, surplus
 
 HOUR = 3600.0
@@ -17,7 +17,7 @@ HOUR = 3600.0
 def write(folder: Path, step: int, hours: float = 0.0, **metrics: float) -> Path:
     path = folder / f"step-{step}"
     path.mkdir()
-    manifest = {"step": step, "world_size": 1, "files": {}, "saved": hours * HOUR}
+    manifest = {"format": FORMAT, "step": step, "world_size": 1, "files": {}, "saved": hours * HOUR}
     (path / MANIFEST).write_text(json.dumps(manifest))
     if metrics:
         note_metrics(path, metrics)

@@ -73,7 +73,7 @@ def test_a_full_disk_is_said_loudly_loses_nothing_and_the_next_one_is_tried(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage._Counted, "write", full)
+        patch.setattr(storage.Counted, "write", full)
         writes.save({"w": torch.ones(3)}, 2, {})
         writes.wait()
     assert "step-2: the checkpoint cannot be written" in said[0] and "No space left" in said[0]
@@ -82,7 +82,7 @@ def test_a_full_disk_is_said_loudly_loses_nothing_and_the_next_one_is_tried(
     writes.wait(last=True)
     assert [path.name for path in complete(tmp_path)] == ["step-1", "step-3"]
     with monkeypatch.context() as patch:
-        patch.setattr(storage._Counted, "write", full)
+        patch.setattr(storage.Counted, "write", full)
         writes.save({"w": torch.ones(3)}, 4, {})
         with pytest.raises(RunError, match=r"trained but not kept: make room"):
             writes.wait(last=True)

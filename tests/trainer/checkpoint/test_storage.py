@@ -122,12 +122,12 @@ def test_the_best_and_the_protected_stay_behind_a_url_too(folder):
 def test_bytes_that_change_in_the_store_are_named(folder):
     path = dcp.save(tensors(), folder, 4, {})
     data = path / json.loads((path / MANIFEST).read_text())["data"]
-    with (data / "__0_0.distcp").open("wb") as file:
+    with (data / "rank-0.bin").open("wb") as file:
         file.write(b"short")
-    with pytest.raises(ValueError, match=r"__0_0\.distcp: damaged .expected \d+ bytes.* got 5 "):
+    with pytest.raises(ValueError, match=r"rank-0\.bin: damaged .expected \d+ bytes.* got 5 "):
         dcp.load(tensors(), path)
-    (data / "__0_0.distcp").unlink()
-    with pytest.raises(ValueError, match=r"__0_0\.distcp: cannot be read"):
+    (data / "rank-0.bin").unlink()
+    with pytest.raises(ValueError, match=r"rank-0\.bin: cannot be read"):
         dcp.load(tensors(), path)
 
 

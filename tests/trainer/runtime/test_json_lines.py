@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from trainer.runtime.atomic_files import append, last_step, truncate
+from trainer.runtime.json_lines import append, last_step, truncate
 
 DAMAGE = [
     b'{"step": 4, "lo',
