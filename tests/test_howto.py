@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every command of the how-tos, README and runbook is one that its program takes; code runs."""
+"""Every command of the documents is one that its program takes; their code and schemas run."""
 
 import contextlib
 import importlib
@@ -14,13 +14,15 @@ import pytest
 import torch
 
 from embeddings.schema.schema import load_schema
+from pipelines.cli import COMMANDS
 from trainer.config.config import load_recipe
 from trainer.config.overrides import setting_names
 
 ROOT = Path(__file__).resolve().parents[1]
 HOWTOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 RUNBOOK = ROOT / "deploy" / "RUNBOOK.md"
-DOCUMENTS = [ROOT / "README.md", RUNBOOK, *HOWTOS]
+DOCUMENTS = [ROOT / "README.md", RUNBOOK, *PAGES, *HOWTOS]
 # What is no program of ours; torchx and Slurm are in tests/deploy.
 FOREIGN = (
     *("git", "cd", "make", "source", "kubectl", "sbatch", "torchx", "PIP_EXTRA_INDEX_URL=<that"),
@@ -40,7 +42,8 @@ def commands(path: Path) -> list[list[str]]:
     lines = [
         line for block in blocks(path, "bash") for line in block.replace("\\\n", " ").splitlines()
     ]
-    lines += re.findall(r"`((?:python|torchrun) -m [^`]+)`", re.sub(r"\s*\n\s*|\\\|", " ", text))
+    inline = r"`((?:python -m|torchrun|fullrank) [^`]+)`"
+    lines += re.findall(inline, re.sub(r"\s*\n\s*|\\\|", " ", text))
     found: list[list[str]] = [[]]
     for line in lines:
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|;")
@@ -65,10 +68,18 @@ def test_every_command_is_one_that_its_program_takes(path, monkeypatch):
     for words in commands(path):
         if words[0] in FOREIGN:
             continue
-        assert words[0] in ("python", "torchrun"), words
-        module, rest = words[words.index("-m") + 1], words[words.index("-m") + 2 :]
+        if words[0] == "fullrank":
+            if words[1] == "COMMAND" or words[1].startswith("--"):
+                continue
+            command = COMMANDS[words[1]]
+            module, rest = command.module, [*command.words, *words[2:]]
+        else:
+            assert words[0] in ("python", "torchrun"), words
+            module, rest = words[words.index("-m") + 1], words[words.index("-m") + 2 :]
+            if module == "MODULE":
+                continue
         given = [word.strip("[]").partition("=")[0] for word in rest if "--" in word[:3]]
-        if module == "trainer.train" and not rest[0].startswith("-"):
+        if module == "trainer.train" and rest and not rest[0].startswith("-"):
             recipe = rest[0] if "." in rest[0] else "dlrm.demo"  # NAME stands for any
             known = {"--output", "--help", "--help-all", "--section.field"}
             assert set(given) <= {*known, *setting_names(load_recipe(recipe))}, words
@@ -80,7 +91,7 @@ def test_every_command_is_one_that_its_program_takes(path, monkeypatch):
         assert not missing, f"{words}: {missing} not in the help of {module}"
 
 
-@pytest.mark.parametrize("path", HOWTOS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*PAGES, *HOWTOS], ids=lambda path: path.stem)
 def test_schemas_load_and_code_runs(path, tmp_path, monkeypatch):
     for text in blocks(path, "yaml"):
         (tmp_path / "schema.yaml").write_text(text)
@@ -93,9 +104,16 @@ def test_schemas_load_and_code_runs(path, tmp_path, monkeypatch):
         assert tower(torch.zeros(2, 3, 8)).shape == (2, tower.output_dim)
 
 
-def test_how_tos_are_listed_in_the_readme_and_their_links_lead_somewhere():
+def test_every_page_is_listed_in_the_readme():
     readme = (ROOT / "README.md").read_text("utf-8")
-    for path in HOWTOS:
-        assert f"docs/howto/{path.name}" in readme
-        for link in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text("utf-8")):
-            assert path.parent.joinpath(link).exists(), link
+    for path in (*PAGES, *HOWTOS):
+        assert f"({path.relative_to(ROOT)})" in readme, path.name
+
+
+def test_the_readme_and_the_page_of_commands_name_every_command():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    page = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    for name, command in COMMANDS.items():
+        module = " ".join([command.module, *command.words])
+        assert f"| `fullrank {name}` | `{module}` |" in readme, name
+        assert module in page, name

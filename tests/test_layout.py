@@ -14,7 +14,18 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("embeddings", "models", "trainer", "pipelines", "deploy")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md")
+PACKAGE_READMES = tuple(f"{package}/README.md" for package in PACKAGES)
+DOCUMENTS = (
+    *(
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "deploy/RUNBOOK.md",
+        "tests/faults/README.md",
+    ),
+    *PACKAGE_READMES,
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
+)
 
 
 def name(path: Path) -> str:
@@ -102,11 +113,31 @@ def test_no_file_names_a_machine_or_a_package_host() -> None:
     assert not guilty
 
 
+def anchors(path: Path) -> set[str]:
+    """The anchors of a document's headings, as code hosts make them."""
+    found = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in found}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_between_documents_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
-    assert not [link for link in links if not (ROOT / document).parent.joinpath(link).exists()]
+    missing = []
+    for link, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        target = (ROOT / document).parent.joinpath(link) if link else ROOT / document
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            missing.append(f"{link}#{anchor}")
+    assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_that_documents_name_exist(document: str) -> None:
+    # Paths in backticks from a package on; `mean.py` is what a how-to tells readers to write.
+    text = (ROOT / document).read_text(encoding="utf-8")
+    tops = "|".join((*PACKAGES, "tests", "docs", "docker", "requirements"))
+    paths = re.findall(rf"`((?:{tops})/[\w./-]*)`", text)
+    missing = [path for path in paths if not (ROOT / path).exists()]
+    assert not [path for path in missing if not path.endswith("/mean.py")]
 
 
 def test_contributing_quotes_the_list_of_commands_that_ci_runs() -> None:
@@ -134,7 +165,9 @@ def module_strings() -> dict[str, str]:
         if path.suffix in {".md", ".py", ".yaml", ".sbatch", ".cpu", ".gpu", ""}:
             text = path.read_text(encoding="utf-8")
             # A shell line, a JSON list or a YAML list.
-            for module in re.findall(r'-m(?:",?\s*"?|\s*\n?\s*-?\s*)([a-z_]+(?:\.[a-z_]+)+)', text):
+            for module in re.findall(
+                r'(?<![-\w])-m(?:",?\s*"?|\s*\n?\s*-?\s*)([a-z_]+(?:\.[a-z_]+)+)', text
+            ):
                 found[module] = name(path)
     from deploy.components import TRAINER_MODULE
 
