@@ -16,6 +16,7 @@ from trainer.checkpoint.ownership import RUN, check_free, release, take
 from trainer.checkpoint.storage import Folder, locate
 from trainer.config.config import TrainConfig, config_from_dict, to_dict, write_config
 from trainer.runtime.atomic_files import is_partial, read_json
+from trainer.runtime.dict_diff import differences
 from trainer.runtime.runtime import Runtime
 
 CONFIG = "config.json"
@@ -108,11 +109,12 @@ def _claim(output: Path, config: TrainConfig) -> Folder | None:
         )
     if (output / CONFIG).exists():
         old = _read_config(output / CONFIG)
-        differences = _differences(old, to_dict(config)) + _moved(output, old, config)
-        if differences:
+        changed = [str(one) for one in differences(old, to_dict(config), _FREE)]
+        changed += _moved(output, old, config)
+        if changed:
             raise ValueError(
                 f"{output}: holds an unfinished run of another configuration "
-                f"({'; '.join(differences[:5])}); resume it with the same settings, or choose "
+                f"({'; '.join(changed[:5])}); resume it with the same settings, or choose "
                 "another --output"
             )
         folder = checkpoints_of(output, config)
@@ -228,14 +230,3 @@ def _read_config(path: Path) -> dict[str, Any]:
         return to_dict(config_from_dict(values))
     except (ValueError, TypeError):
         return values  # of another version; the differences will say in what
-
-
-def _differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Return 'path: old value, now new value' for settings that differ and matter."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        found: list[str] = []
-        for key in sorted({*old, *new}):
-            if f"{path}{key}" not in _FREE:
-                found += _differences(old.get(key), new.get(key), f"{path}{key}.")
-        return found
-    return [] if old == new else [f"{path.rstrip('.')}: {old!r}, now {new!r}"]

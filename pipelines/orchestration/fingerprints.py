@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +39,6 @@ def files_below(folder: Path) -> dict[str, int]:
         # Hidden files are locks, and what has not been finished.
         if path.is_file() and not any(part.startswith(".") for part in name.parts[:-1]):
             found[str(name)] = path.stat().st_size
-    return found
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
-    """Return 'key: old, now new' for every entry of nested mappings that differs."""
-    found = []
-    for key in sorted({*old, *new}):
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += differences(before, after, f"{path}{key}.")
-        elif before != after:
-            found.append(f"{path}{key}: {before!r:.40}, now {after!r:.40}")
     return found
 
 

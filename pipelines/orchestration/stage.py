@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.orchestration.fingerprints import differences, files_below, of_path, of_values
+from pipelines.orchestration.fingerprints import files_below, of_path, of_values
 from pipelines.orchestration.lock import Lock
 from trainer.runtime.atomic_files import write_json
+from trainer.runtime.dict_diff import differences
 
 MANIFEST = "manifest.json"
 _REQUEST = "request.json"
@@ -239,7 +240,7 @@ def _look(stage: Stage, folder: Path) -> Step:
     except StageError as error:
         return Step(stage=stage, will="make", why=str(error))
     if changed:
-        return Step(stage=stage, will="make", why=f"changed: {'; '.join(changed[:3])}")
+        return Step(stage=stage, will="make", why=f"changed: {'; '.join(map(str, changed[:3]))}")
     found = files_below(artifact)
     found.pop(MANIFEST)
     if found != manifest["files"]:

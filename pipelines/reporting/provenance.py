@@ -16,6 +16,7 @@ from typing import Any
 from pipelines.ingestion.partition import STATISTICS
 from pipelines.reporting.run_data import DASH, Run, is_number, read_run, written
 from trainer.metrics.spec import METRICS
+from trainer.runtime.dict_diff import differences
 
 _SAME_TEST = ("path", "test_path", "test_days", "test_rows")
 _SHOWN = 12
@@ -36,7 +37,7 @@ def changes(run: Run) -> dict[str, Any] | str:
         recipe = to_dict(load_recipe(name))
     except ValueError:
         return f"the recipe {name} is not known here, so its settings cannot be compared."
-    rows = [[path, _short(old), _short(new)] for path, old, new in _differences(recipe, run.config)]
+    rows = [[path, _short(old), _short(new)] for path, old, new in differences(recipe, run.config)]
     if not rows:
         return f"every setting is that of {name}."
     header = ["Setting", f"In {name}", "In this run"]
@@ -135,18 +136,6 @@ def _same_test(first: Run, second: Run) -> bool:
     labels = [(run.config.get("schema") or {}).get("labels") for run in (first, second)]
     same = all(data[0].get(name) == data[1].get(name) for name in _SAME_TEST)
     return same and labels[0] == labels[1]
-
-
-def _differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """Return (path, old, new) of the values that differ; a list counts as one value."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = dict.fromkeys([*old, *new])
-        return [
-            one
-            for key in keys
-            for one in _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-        ]
-    return [] if old == new else [(path, old, new)]
 
 
 def _short(value: Any) -> str:
