@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""The training loop: epochs of steps, evaluation, checkpoints, and what a run leaves in its folder.
+"""One run from top to bottom: what it is built of, its epochs and steps, what it leaves behind.
 
-Shapes: B examples per rank, K tasks, R ranks.
+`Trainer` builds the parts of a run, fills them from a checkpoint or from what the run inherits, and
+then trains. Every part that a checkpoint keeps is in `trainer/resume.py`'s `RunState`; counters are
+in `trainer/progress.py`.
+
+Shapes: B examples per rank, K labels, R ranks.
 """
 
 from __future__ import annotations
@@ -13,32 +17,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from models.attention import kernels
+from models.attention import attention, kernels
 from models.batch import Batch
 from models.ranking import Predictions
+from models.tokens import StreamTokenizer
 from models.towers.specformer import SpecFormer
+from models.towers.tokenformer import TokenFormerConfig
 from trainer.build import build_training, open_loader, standardize
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.state import TrainState
 from trainer.config.config import TrainConfig, to_dict
 from trainer.data.files import check_families
 from trainer.data.splits import check_overlap
-from trainer.distributed.compile import uncompiled
+from trainer.distributed.compile import num_graphs, uncompiled
 from trainer.distributed.optimizer import learning_rates
 from trainer.distributed.parallelize import plain_parts
+from trainer.distributed.precision import DTYPES
 from trainer.evaluation.diagnostics import Watch, diagnose_model
 from trainer.evaluation.evaluate import evaluate
 from trainer.metrics.depth import LabelDepths
 from trainer.metrics.metrics import undefined
-from trainer.resume import (
-    begin,
-    describe,
-    greet,
-    plan_steps,
-    restore_gathered,
-    resume,
-    tensors,
-)
+from trainer.progress import Progress, plan_steps
+from trainer.resume import RunState, begin, resume
 from trainer.run_dir import (
     CONFIG,
     CURVES,
@@ -46,6 +46,7 @@ from trainer.run_dir import (
     EVALUATIONS,
     METRICS,
     RANKS,
+    TABLES,
     checkpoints_of,
     claim,
 )
@@ -55,10 +56,9 @@ from trainer.runtime.memory import check_tables
 from trainer.runtime.runtime import RunError, Runtime
 from trainer.runtime.signals import Stopped, StopSignals
 from trainer.runtime.watchdog import Watchdog
-from trainer.summary import run_metrics
 from trainer.telemetry.alerts import LabelWeights
-from trainer.telemetry.monitor import watch
-from trainer.telemetry.table_stats import TableWatch
+from trainer.telemetry.monitor import RunInfo, Sources, watch
+from trainer.telemetry.table_stats import TableStats
 from trainer.telemetry.telemetry import StepReport
 from trainer.warm_start.inherit import Inherited, check_sources
 
@@ -66,8 +66,10 @@ from trainer.warm_start.inherit import Inherited, check_sources
 class Trainer:
     """One run of one configuration on this rank.
 
-    config: what to compute. output: the run's folder, shared by all ranks. runtime: this process
-    among the others.
+    Args:
+        config: what to compute.
+        output: the run's folder, shared by all ranks.
+        runtime: this process among the others.
 
     Raises:
         ValueError: the data does not fit the schema, or `output` cannot be used.
@@ -76,58 +78,54 @@ class Trainer:
     def __init__(self, config: TrainConfig, output: Path, runtime: Runtime) -> None:
         self.config, self.output, self.runtime = config, output, runtime
         kernels.forget()
+        # The log: everything that can be refused is refused before a table is allocated.
         self.train_loader = open_loader(config, runtime, train=True)
         self.test_loader = open_loader(config, runtime, train=False)
         if not config.data.allow_overlap:
             check_overlap(self.train_loader.files, self.test_loader.files)
         check_families((*self.train_loader.files, *self.test_loader.files))
         check_tables(config.schema.tables, config.sparse, runtime)
-        if config.inherit.active and not (output / CONFIG).exists():
-            check_sources(config.inherit, to_dict(config))
+        steps_per_epoch = len(self.train_loader)  # of a whole one; a resumed one has fewer left
+        # The folder: new, or of a run that ended early.
         begun = (output / CONFIG).exists()
-        resume_from = claim(output, config, runtime)
-        self.anew = begun and resume_from is None
+        if config.inherit.active and not begun:
+            check_sources(config.inherit, to_dict(config))
+        checkpoint = claim(output, config, runtime)
+        # The model on its devices, and what reports on it.
         training = build_training(config, runtime)
         self.parallel, self.dense, self.precision, self.pipeline = training
         standardize(self.parallel.model, self.train_loader.files, config.schema, runtime)
-        self.state = TrainState(self.parallel, self.dense, runtime)
-        self.step = self.rows = self.epoch = self.epoch_start = self.padded_rows = 0
-        self.train_seconds = self.wait_seconds = 0.0
-        self.clock = 0.0, 0.0
-        self.ranks: list[dict[str, Any]] = []
-        self.reasons: list[str] = []
-        self.steps_per_epoch = len(self.train_loader)
+        self.telemetry = config.telemetry.build(output, runtime.rank, None)
+        folder, timeout = checkpoints_of(output, config), config.runtime.timeout_seconds
+        self.saver = Saver(folder, config.checkpoint, runtime, timeout, self.telemetry.say)
+        self.watchdog = Watchdog(config.runtime.hang_seconds, runtime.rank)
+        self.signals, self.stopping = StopSignals(runtime.is_first), False
+        self.undefined_metrics: list[str] = []
+        self.progress = Progress()
+        self.label_weights = LabelWeights(config.schema.labels, runtime.group)
+        self.table_stats = TableStats(self.parallel, runtime, config.telemetry.interval_steps)
+        self.state = self._collect_state()
+        # Where it begins: at its own checkpoint, with what it inherits, or with nothing.
         self.inherited: Inherited | None = None
-        self.origin: dict[str, str] | None = None
-        self.gathered: Any = None  # manifest and examples, until there is something that reports
-        if resume_from is not None:
-            resume(self, resume_from)
+        if checkpoint is not None:
+            manifest = resume(self.state, checkpoint, runtime)
+            self.saver.newest = manifest["step"], manifest.get("saved", 0.0)
         elif config.inherit.active:
-            self.inherited = begin(self)
-        self.total_steps, self.end_step = plan_steps(self)
+            self.inherited = begin(self.state, output, runtime)
+        self.total_steps, self.end_step = plan_steps(
+            config, self.progress, self.train_loader, steps_per_epoch, self.inherited is not None
+        )
         self.schedule = config.dense.schedule.build(
             self.total_steps, self.dense.optimizer, self.parallel.fused_optimizer
         )
-        self.telemetry = config.telemetry.build(output, runtime.rank, self.end_step)
+        self.checkpoints = config.checkpoint.build(runtime.group)
+        self.greeting = self._greet(restarted=begun and checkpoint is None)
+        # What the files hold beyond this step is made again; so is an evaluation of this step.
+        step = self.progress.step
         if runtime.is_first:
-            # An evaluation at the step that is resumed from will be made again.
-            truncate(output / EVALUATIONS, self.step - 1)
-        self.reached = last_step(output / CURVES) if runtime.is_first else 0
-        self.telemetry.start(self.step, self.rows)
-        self.cadence = config.checkpoint.build(runtime.group)
-        self.tables = TableWatch(self.parallel, runtime, config.telemetry.interval_steps)
-        self.tables.start(output, self.step)
-        self.saver = Saver(
-            checkpoints_of(output, config),
-            config.checkpoint,
-            runtime,
-            config.runtime.timeout_seconds,
-            self.telemetry.say,
-        )
-        self.weights = LabelWeights(config.schema.labels, runtime.group)
-        self.watchdog = Watchdog(config.runtime.hang_seconds, runtime.rank)
-        self.signals, self.stopping = StopSignals(runtime.is_first), False
-        restore_gathered(self)
+            truncate(output / EVALUATIONS, step - 1)
+        self.telemetry.start(step, self.progress.rows, self.end_step)
+        self.table_stats.start(output / TABLES, step)
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, evaluate, write metrics.json; return the metrics, same on all ranks.
@@ -136,19 +134,20 @@ class Trainer:
             RunError: training diverged, or its last checkpoint could not be written.
             Stopped: a signal asked the run to end; it has been saved.
         """
+        progress, config = self.progress, self.config
         with self.telemetry, self.watchdog:
             try:
-                watch(self)
-                greet(self)
+                self._watch()
+                for line, loud in self.greeting:
+                    self.telemetry.say(line, loud)
                 with self.watchdog.paused():
-                    self.saver.prepare(tensors(self))
-                while self.step < self.end_step:
-                    self._train_epoch(self.epoch)
-                    # An epoch that max_steps cut is not over: what inherits the run goes on in it.
-                    self.epoch += self.step - self.epoch_start == len(self.train_loader)
-                    if self.config.evaluate_epochs and self.step < self.end_step:
-                        self._evaluate(keep=self.config.checkpoint.keep_best > 0)
-                depth = LabelDepths([label.name for label in self.config.schema.labels])
+                    self.saver.prepare(self.state.tensors())
+                while progress.step < self.end_step:
+                    self._train_epoch()
+                    progress.end_epoch(len(self.train_loader))
+                    if config.evaluate_epochs and progress.step < self.end_step:
+                        self._evaluate(keep=config.checkpoint.keep_best > 0)
+                depth = LabelDepths([label.name for label in config.schema.labels])
                 metrics = self._evaluate(keep=True, depth=depth)
                 with self.watchdog.paused():
                     self.saver.wait(last=True)
@@ -165,73 +164,65 @@ class Trainer:
                 "got no finite prediction: training diverged; lower dense.learning_rate or "
                 "sparse.learning_rate, or set precision.max_norm"
             )
-        metrics |= run_metrics(self)
+        metrics |= self._run_metrics()
         if self.runtime.is_first:
             timed = self.pipeline.phases
             spent = {"sampled_steps": timed.samples, "phase_seconds": timed.seconds}
-            write_json(self.output / EVALUATION, {"step": self.step, **depth.values, **spent})
+            write_json(self.output / EVALUATION, {"step": progress.step, **depth.values, **spent})
             write_json(self.output / METRICS, metrics)
         self.telemetry.say(f"done: {self.output / METRICS}")
         return metrics
 
-    def _train_epoch(self, epoch: int) -> None:
-        """Train from the current step to the end of `epoch` or of the run."""
+    def _train_epoch(self) -> None:
+        """Train from the current step to the end of its epoch or of the run."""
+        progress, loader, timer = self.progress, self.train_loader, self.telemetry.timer
         self.parallel.module.train()
-        self.train_loader.set_epoch(epoch)
-        self.epoch_start = self.step - self.train_loader.step
-        end = min(self.epoch_start + len(self.train_loader), self.end_step)
-        batches = self.tables.watch(self.telemetry.timer.watch(iter(self.train_loader)))
-        batches = itertools.islice(batches, end - self.step)
-        self.clock = time.perf_counter(), self.telemetry.timer.seconds
-        self.weights.begin_epoch(self.step)
+        loader.set_epoch(progress.epoch)
+        progress.begin_epoch(loader.step)
+        end = min(progress.epoch_start + len(loader), self.end_step)
+        batches = self.table_stats.watch(timer.watch(iter(loader)))
+        batches = itertools.islice(batches, end - progress.step)
+        progress.start_clock(timer.seconds)
+        self.label_weights.begin_epoch(progress.step)
         with self.signals.noted():
-            while self.step < end:
+            while progress.step < end:
                 self._train_step(batches)
-                if self.step % self.config.telemetry.interval_steps == 0 or self.step == end:
-                    for line in kernels.news():
-                        self.telemetry.say(f"attention by {line}")
-                    raised = self.weights.interval(self.step) + self.tables.interval(self.step)
-                    for message in raised:
-                        self.telemetry.say(message, loud=True)
-                if self.stopping and self.step < self.end_step:
+                if progress.step % self.config.telemetry.interval_steps == 0 or (
+                    progress.step == end
+                ):
+                    self._end_interval()
+                if self.stopping and progress.step < self.end_step:
                     self._stop()
-                if self.step < self.end_step and self.cadence.due(self.step, self.saver.busy):
+                if progress.step < self.end_step and self.checkpoints.due(
+                    progress.step, self.saver.busy
+                ):
                     self._save()
-        self._count_seconds()
-        self.weights.check_epoch(self.step)
-
-    def _count_seconds(self) -> None:
-        """Add the time since this was called last, so that a checkpoint knows of all of it."""
-        before, self.clock = self.clock, (time.perf_counter(), self.telemetry.timer.seconds)
-        self.train_seconds += self.clock[0] - before[0]
-        self.wait_seconds += self.clock[1] - before[1]
+        progress.stop_clock(timer.seconds)
+        self.label_weights.check_epoch(progress.step)
 
     def _train_step(self, batches: Iterator[Batch]) -> None:
         """Train on one batch of every rank."""
-        self.schedule.apply(self.step)
+        progress, phases = self.progress, self.pipeline.phases
+        self.schedule.apply(progress.step)
         self.precision.stop.wanted = self.signals.received > 0
         if self.config.spatial_warmup:
             tower = self.parallel.model.get_submodule("tower")
             assert isinstance(tower, SpecFormer)
-            tower.set_warmup(self.step < self.config.spatial_warmup * self.total_steps)
-        interval = self.config.telemetry.interval_steps
-        with self.tables.step(self.step + 1), self.pipeline.phases.step(self.step + 1, interval):
+            tower.set_warmup(progress.step < self.config.spatial_warmup * self.total_steps)
+        number, interval = progress.step + 1, self.config.telemetry.interval_steps
+        with self.table_stats.step(number), phases.step(number, interval):
             predictions = self.pipeline.progress(batches)
         result = self.pipeline.last_step
         assert result is not None
-        self.step += 1
-        self.stopping = self.precision.stop.decided(latest=self.step == self.end_step)
-        self.watchdog.beat(f"training step {self.step + 1:,}")
-        self.weights.add(predictions.weights)
-        # Every step takes full batches but the last of an epoch, which is padded.
-        before, end = self.rows, (self.epoch + 1) * self.train_loader.num_rows
-        taken = before + predictions.labels.shape[0] * self.runtime.world_size
-        self.rows = min(taken, end)
-        self.padded_rows += taken - self.rows
+        taken = predictions.labels.shape[0] * self.runtime.world_size  # labels: (B, K)
+        rows = progress.add_step(taken, self.train_loader.num_rows)
+        self.stopping = self.precision.stop.decided(latest=progress.step == self.end_step)
+        self.watchdog.beat(f"training step {progress.step + 1:,}")
+        self.label_weights.add(predictions.weights)
         self.telemetry.update(
             StepReport(
-                step=self.step,
-                rows=self.rows - before,
+                step=progress.step,
+                rows=rows,
                 loss=result.on_device.loss,
                 predictions=predictions.probabilities,
                 labels=predictions.labels,
@@ -240,62 +231,169 @@ class Trainer:
                 loss_scale=result.on_device.loss_scale,
                 skipped=result.on_device.num_skipped,
                 gradient_norm=result.on_device.gradient_norm,
-                counts=self.tables.counts,
+                counts=self.table_stats.counts,
             )
         )
 
-    def _evaluate(self, keep: bool, depth: LabelDepths | None = None) -> dict[str, Any]:
-        """Evaluate on the test days; note the towers' effective ranks.
+    def _end_interval(self) -> None:
+        """Report what concerns all ranks: attention kernels and alerts."""
+        for line in kernels.news():
+            self.telemetry.say(f"attention by {line}")
+        step = self.progress.step
+        for message in self.label_weights.interval(step) + self.table_stats.interval(step):
+            self.telemetry.say(message, loud=True)
 
-        keep: whether the model is to have a checkpoint, which is written meanwhile. depth: what
-        else is to be found.
+    def _evaluate(self, keep: bool, depth: LabelDepths | None = None) -> dict[str, Any]:
+        """Evaluate on the test rows and measure the towers' effective ranks.
+
+        Args:
+            keep: whether the model gets a checkpoint, which is written meanwhile.
+            depth: where to collect intervals and reliability; None: neither.
         """
-        if keep and self.saver.written_step != self.step:
+        step = self.progress.step
+        if keep and self.saver.written_step != step:
             self._save()
-        if self.stopping and self.step == self.end_step:
+        if self.stopping and step == self.end_step:
             self._stop()
         tower = self.parallel.model.get_submodule("tower")
-        with Watch(tower) as watch, self.tables.evaluation(self.step):
+        with Watch(tower) as watched, self.table_stats.evaluation(step):
 
             def note(predictions: Predictions) -> None:
-                watch.note(predictions)
-                self.watchdog.beat(f"evaluating after step {self.step:,}")
+                watched.note(predictions)
+                self.watchdog.beat(f"evaluating after step {step:,}")
 
             metrics = evaluate(self.pipeline, self.test_loader, self.config, note, depth)
         model = plain_parts(self.parallel, self.dense)
         with self.precision.autocast(), uncompiled(self.config.parallel.compile):
-            ranks = diagnose_model(self.parallel, watch, model)
-        self.watchdog.beat(f"evaluated after step {self.step:,}")
-        self.telemetry.evaluation(self.step, metrics, ranks)
+            ranks = diagnose_model(self.parallel, watched, model)
+        self.watchdog.beat(f"evaluated after step {step:,}")
+        self.telemetry.evaluation(step, metrics, ranks)
         reasons = undefined(metrics, [label.name for label in self.config.schema.labels])
-        for line in reasons if reasons != self.reasons else ():
+        for line in reasons if reasons != self.undefined_metrics else ():
             self.telemetry.say(line)
-        self.reasons = reasons
-        self.ranks += [{"step": self.step, **record} for record in ranks]
+        self.undefined_metrics = reasons
+        self.progress.ranks += [{"step": step, **record} for record in ranks]
         if self.runtime.is_first:
-            write_json(self.output / RANKS, self.ranks)
+            write_json(self.output / RANKS, self.progress.ranks)
         if keep:
             with self.watchdog.paused():
                 self.saver.evaluated(metrics)
         return metrics
 
     def _save(self) -> None:
-        """Write a checkpoint of the current step, beside what follows."""
-        self._count_seconds()
+        """Begin to write a checkpoint of the current step; training goes on meanwhile."""
+        self.progress.count_seconds(self.telemetry.timer.seconds)
         started = time.monotonic()
         with self.watchdog.paused():
-            self.saver.save(tensors(self), self.step, describe(self))
-        self.cadence.saved(started)
+            self.saver.save(self.state.tensors(), self.progress.step, self.state.manifest())
+        self.checkpoints.saved(started)
 
     def _stop(self) -> None:
         """Save, and end the run at the step that the ranks have agreed on."""
-        if self.saver.written_step != self.step:
+        step = self.progress.step
+        if self.saver.written_step != step:
             self._save()
         with self.watchdog.paused():
             self.saver.wait(last=True)
         number = self.signals.received or signal.SIGTERM
         raise Stopped(
             number,
-            f"{signal.Signals(number).name} at step {self.step:,} of {self.end_step:,}; saved, the "
+            f"{signal.Signals(number).name} at step {step:,} of {self.end_step:,}; saved, the "
             "same command goes on from there",
         )
+
+    def _run_metrics(self) -> dict[str, Any]:
+        """Return what metrics.json holds of the run rather than of its model. Collective."""
+        progress, seconds = self.progress, self.progress.train_seconds
+        alerts = self.telemetry.alerts, self.label_weights.first_steps, self.table_stats.first_steps
+        return {
+            "rows_per_second": progress.rows / seconds if seconds else None,
+            "input_wait": progress.wait_seconds / seconds if seconds else None,
+            "world_size": self.runtime.world_size,
+            "steps": progress.step,
+            "train_rows": progress.rows,
+            # How the last step of an epoch gets the same number of rows on every rank.
+            "remainder": "padded with rows of weight 0",
+            "padded_rows": progress.padded_rows,
+            "skipped_steps": self.precision.num_skipped,
+            "pipelined_modules": self.pipeline.num_pipelined,
+            "dense_parallelism": self.config.parallel.describe(),
+            "attention": kernels.in_use(),
+            "compiled_graphs": num_graphs() if self.config.parallel.compile else 0,
+            "out_of_range": self.state.out_of_range(),
+            **self.table_stats.counts,
+            "alerts": sorted(set().union(*alerts)),
+        }
+
+    # What __init__ is made of.
+
+    def _collect_state(self) -> RunState:
+        """Return the parts that a checkpoint keeps."""
+        return RunState(
+            config=self.config,
+            progress=self.progress,
+            train_loader=self.train_loader,
+            test_loader=self.test_loader,
+            parallel=self.parallel,
+            precision=self.precision,
+            model_state=TrainState(self.parallel, self.dense, self.runtime),
+            telemetry=self.telemetry,
+            label_weights=self.label_weights,
+            table_stats=self.table_stats,
+        )
+
+    def _greet(self, restarted: bool) -> list[tuple[str, bool]]:
+        """Return the first lines of the log: where the run begins, and how it computes.
+
+        Args:
+            restarted: whether the folder holds this run, but no checkpoint of it.
+        """
+        config, step, runtime = self.config, self.progress.step, self.runtime
+        restart = f"restart {runtime.restarts}: " if runtime.restarts else ""
+        lines: list[tuple[str, bool]] = []
+        if self.inherited is not None:
+            lines += [(line, False) for line in self.inherited.table()]
+        elif step:
+            # What the curve has beyond the checkpoint, before it is cut.
+            reached = last_step(self.output / CURVES) if runtime.is_first else 0
+            lost = reached - step
+            again = f"; {lost:,} steps that were lost are trained again" if lost > 0 else ""
+            place = f"resumed at step {step:,} of {self.end_step:,}"
+            lines.append((f"{restart}{place}{again}", bool(restart)))
+        elif restarted:
+            place = f"{self.output} holds no checkpoint yet: from the beginning"
+            lines.append((f"{restart}{place}", bool(restart)))
+        dtype, device = config.precision.dtype, runtime.device
+        computes = f"{dtype} on {runtime.world_size} x {device.type}"
+        lines += [
+            (f"dense weights: {config.dense.describe()}", False),
+            (f"tables: {config.sparse.describe()}", False),
+            (f"{computes}, dense weights by {config.parallel.describe()}", False),
+        ]
+        tower, tokenizer = config.model.tower, self.parallel.model.get_submodule("tokenizer")
+        if isinstance(tower, TokenFormerConfig) and isinstance(tokenizer, StreamTokenizer):
+            width = tokenizer.token_dim // tower.num_heads
+            lines.append((attention.describe(device, DTYPES[dtype], width), False))
+        return lines
+
+    def _watch(self) -> None:
+        """Let the exporter and event files follow the run. Collective."""
+        config = self.config
+        info = RunInfo(
+            output=self.output,
+            recipe=config.recipe,
+            dtype=config.precision.dtype,
+            dense_parallelism=config.parallel.describe(),
+            num_tables=len(config.schema.tables),
+            checkpoint_seconds=config.checkpoint.interval_seconds,
+            step=self.progress.step,
+            end_step=self.end_step,
+        )
+        sources = Sources(
+            telemetry=self.telemetry,
+            pipeline=self.pipeline,
+            table_stats=self.table_stats,
+            label_weights=self.label_weights,
+            saver=self.saver,
+        )
+        watch(sources, info, config.export, self.runtime)

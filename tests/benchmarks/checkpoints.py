@@ -29,7 +29,6 @@ from trainer.checkpoint import dcp
 from trainer.checkpoint.layout import complete
 from trainer.checkpoint.staging import Staging, local_bytes
 from trainer.config.config import TrainConfig
-from trainer.resume import describe, tensors
 from trainer.runtime.runtime import Runtime, RuntimeConfig, start
 from trainer.trainer import Trainer
 
@@ -91,7 +90,7 @@ def files(logs: Path, rows: int, runtime: Runtime, folder: Path) -> None:
     """Print the speed of writing and reading."""
     trainer = Trainer(configure(logs, rows, "--max-steps", "1"), folder / "files", runtime)
     trainer.fit()
-    state, manifest = tensors(trainer), describe(trainer)
+    state, manifest = trainer.state.tensors(), trainer.state.manifest()
     megabytes = local_bytes(state) / 1e6
     plain = Staging().copy(state)
     flat = {

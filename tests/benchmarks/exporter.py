@@ -61,12 +61,16 @@ class Blocks:
     def step(self, batches: Iterator[Any]) -> None:
         """Take one step; begin a block where one ends."""
         trainer, size = self.trainer, self.size
-        if trainer.step % size == 0:
-            self._begin("without" if trainer.step // size % 2 else "with")
-        if self._name == "with" and trainer.step % size == size // 2 and self.runtime.is_first:
+        if trainer.progress.step % size == 0:
+            self._begin("without" if trainer.progress.step // size % 2 else "with")
+        if (
+            self._name == "with"
+            and trainer.progress.step % size == size // 2
+            and self.runtime.is_first
+        ):
             threading.Thread(target=scrape, args=(trainer.output,)).start()
         self._step(batches)
-        if trainer.step % size == 0 and trainer.step > 2 * size:
+        if trainer.progress.step % size == 0 and trainer.progress.step > 2 * size:
             self.cpu[self._name].append(time.process_time() - self._before[0])
             self.clock[self._name].append(time.perf_counter() - self._before[1])
 

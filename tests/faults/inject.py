@@ -54,7 +54,7 @@ def _at_step(fault: dict[str, Any], fire: Callable[[], None], trainer: Any) -> N
     train_step = trainer._train_step
 
     def stepped(batches: Any) -> None:
-        if trainer.step == fault["step"]:
+        if trainer.progress.step == fault["step"]:
             fire()
             ACTIONS[fault["action"]](fault)
         train_step(batches)

@@ -64,7 +64,9 @@ def _record_rows(trainer: Trainer) -> None:
         predictions = progress(batches)
         if trainer.parallel.module.training:
             groups = predictions.groups[: predictions.num_examples].tolist()
-            line = json.dumps({"epoch": trainer.epoch, "step": trainer.step + 1, "rows": groups})
+            line = json.dumps(
+                {"epoch": trainer.progress.epoch, "step": trainer.progress.step + 1, "rows": groups}
+            )
             with path.open("a") as file:
                 file.write(line + "\n")
         return predictions

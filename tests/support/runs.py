@@ -86,7 +86,7 @@ def train_until(runtime: Runtime, config: TrainConfig, output: Path, step: int) 
     run_step = trainer._train_step
 
     def dying(batches: Any) -> None:
-        if trainer.step == step:
+        if trainer.progress.step == step:
             raise KeyboardInterrupt
         run_step(batches)
 

@@ -25,16 +25,17 @@ Mode = Literal["rich", "plain", "json", "quiet"]
 class Console:
     """Shows where a run stands.
 
-    mode: `rich` is a progress bar where stderr is a terminal, else `plain`. total_steps: at which
-    the run ends, None if unknown.
+    mode: `rich` is a progress bar where stderr is a terminal, else `plain`.
     """
 
-    def __init__(self, mode: Mode, total_steps: int | None) -> None:
-        self.mode, self.total_steps = mode, total_steps
+    def __init__(self, mode: Mode) -> None:
+        self.mode = mode
+        self.total_steps: int | None = None
         self._progress = _progress_bar() if mode == "rich" and sys.stderr.isatty() else None
 
-    def start(self, step: int) -> None:
-        """Begin after `step` finished steps."""
+    def start(self, step: int, total_steps: int | None) -> None:
+        """Begin after `step` finished steps of `total_steps` (None: unknown)."""
+        self.total_steps = total_steps
         self._started, self._first_step = time.perf_counter(), step
         if self._progress is not None:
             self._progress.start()

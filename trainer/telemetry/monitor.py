@@ -1,34 +1,36 @@
 # SPDX-License-Identifier: MIT
-"""What a run tells its exporter: numbers that the loop has anyway, taken where they arise.
+"""What a run exports to Prometheus: numbers that the loop has anyway, taken where they arise.
 
-Every rank notes its steps and its waiting, from the host alone. Rank 0 adds what an interval of the
-log has read from the device, and what evaluations find. Other ranks of a node send theirs to its
-first rank once a second (`trainer/telemetry/node.py`), which shows them
+Every rank notes its steps and the time it waits for input, without reading from the device. Rank 0
+adds the points of the curve and the evaluations. Other ranks of a node send their numbers to its
+first rank once a second (`trainer/telemetry/node.py`), which exports them
 (`trainer/telemetry/exporter.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import psutil
 import torch
 
+from trainer.checkpoint.saver import Saver
 from trainer.distributed.optimizer import learning_rates
+from trainer.distributed.train_pipeline import Pipeline
 from trainer.metrics.spec import METRICS
-from trainer.telemetry.alerts import ADVICE
-from trainer.telemetry.exporter import Exporter
+from trainer.runtime.runtime import Runtime
+from trainer.telemetry.alerts import ADVICE, LabelWeights
+from trainer.telemetry.exporter import ExportConfig, Exporter
 from trainer.telemetry.node import Listener, Node, Sender, meet
 from trainer.telemetry.series import Values
-from trainer.telemetry.telemetry import StepReport
+from trainer.telemetry.table_stats import TableStats
+from trainer.telemetry.telemetry import StepReport, Telemetry
 from trainer.telemetry.tensorboard import EventWriter, check_installed
-
-if TYPE_CHECKING:
-    from trainer.trainer import Trainer
 
 _SEND_SECONDS = 1.0
 # A point of the curve -> gauges of the same numbers.
@@ -61,41 +63,89 @@ _STAGES = {"step_ids_in": "in", "step_ids_sent": "sent", "step_ids_looked_up": "
 _DYNAMIC = "dynamic_"
 
 
-class Monitor:
-    """Keeps the series of one rank up to date; told of everything by `Telemetry`.
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What is known of a run before its first step.
 
-    Attributes: values.
+    Attributes:
+        output: its folder.
+        recipe, dtype, dense_parallelism: labels of the metric `run_info`.
+        num_tables: of its schema.
+        checkpoint_seconds: between two checkpoints, 0 for none by the clock.
+        step, end_step: where it begins and ends.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    output: Path
+    recipe: str
+    dtype: str
+    dense_parallelism: str
+    num_tables: int
+    checkpoint_seconds: float
+    step: int
+    end_step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """The parts of a run whose numbers a monitor reads.
+
+    Attributes:
+        telemetry: the time that is spent waiting for input.
+        pipeline: the parts of sampled steps, and the model in it.
+        table_stats: what tables are used for.
+        label_weights: labels without any weight.
+        saver: checkpoints.
+    """
+
+    telemetry: Telemetry
+    pipeline: Pipeline
+    table_stats: TableStats
+    label_weights: LabelWeights
+    saver: Saver
+
+
+class Monitor:
+    """Keeps the series of one rank up to date; a listener of `Telemetry`.
+
+    Args:
+        sources: the parts of the run to read.
+        info: the run.
+        config: of the exporter.
+        runtime: this process among the others.
+
+    Attributes:
+        values: the series of this rank.
+    """
+
+    def __init__(
+        self, sources: Sources, info: RunInfo, config: ExportConfig, runtime: Runtime
+    ) -> None:
         self.values = Values()
-        self._trainer = trainer
+        self._sources, self._info, self._config, self._runtime = sources, info, config, runtime
         self._sender: Sender | None = None
         self._closing: list[Any] = []
+        self._process = psutil.Process()
         self._before = time.perf_counter()
-        self._wait = trainer.telemetry.timer.seconds
+        self._wait = sources.telemetry.timer.seconds
         self._sent, self._samples = 0.0, 0
-        self._phases = dict(trainer.pipeline.phases.seconds)
-        self._skipped = trainer.precision.num_skipped
-        self._own = trainer.tables.own
-        tables = len(trainer.config.schema.tables)
-        self._by_rank = tables <= trainer.config.export.tables_by_rank
-        if trainer.runtime.is_first:
+        self._phases = dict(sources.pipeline.phases.seconds)
+        self._skipped = sources.pipeline.precision.num_skipped
+        self._own = sources.table_stats.own
+        self._by_rank = info.num_tables <= config.tables_by_rank
+        if runtime.is_first:
             self._describe()
-            trainer.saver.concluded = self._note_checkpoints  # the last one, after all steps
-        if trainer.runtime.local_rank == 0:
-            self.values.set("restarts", trainer.runtime.restarts)
+            sources.saver.concluded = self._note_checkpoints  # the last one, after all steps
+        if runtime.local_rank == 0:
+            self.values.set("restarts", runtime.restarts)
 
     def open(self) -> None:
         """Connect the ranks of a node and start its exporter. Collective."""
-        trainer, runtime = self._trainer, self._trainer.runtime
-        say, path, listener = trainer.telemetry.say, "", None
+        runtime, say, path, listener = self._runtime, self._sources.telemetry.say, "", None
         if runtime.local_rank == 0:
             node = Node(runtime.rank, self.values, runtime.local_world_size)
             number = runtime.rank // runtime.local_world_size
-            run = trainer.output.resolve().name
-            settings = trainer.config.export
-            exporter = Exporter(settings, node, run, number, trainer.output, say)
+            output = self._info.output
+            exporter = Exporter(self._config, node, output.resolve().name, number, output, say)
             self._closing.append(exporter)
             if runtime.local_world_size > 1:
                 try:
@@ -106,14 +156,14 @@ class Monitor:
                     say(f"metrics: the ranks of this node cannot be merged ({error})")
         path = meet(runtime, path)
         if runtime.local_rank and path:
-            with contextlib.suppress(OSError):  # rank 0 has died; the run will say so itself
+            with contextlib.suppress(OSError):  # rank 0 has died; the run fails by itself
                 self._sender = Sender(path, runtime.rank, self.values)
                 self._sender.send()
 
     def step(self, report: StepReport) -> None:
         """Note a finished step, from what the host knows."""
         values, now = self.values, time.perf_counter()
-        waited = self._trainer.telemetry.timer.seconds
+        waited = self._sources.telemetry.timer.seconds
         values.add("train_seconds_total", now - self._before)
         values.add("input_wait_seconds_total", waited - self._wait)
         values.add("rank_input_wait_seconds_total", waited - self._wait)
@@ -122,13 +172,13 @@ class Monitor:
         values.set("rank_last_step_timestamp_seconds", time.time())
         self._note_phases()
         self._note_tables()
-        if self._trainer.runtime.is_first:
+        if self._runtime.is_first:
             values.set("step", report.step)
             values.set("last_step_timestamp_seconds", time.time())
             values.add("steps_total", 1)
             values.add("rows_total", report.rows)
             values.set("learning_rate", report.learning_rate, "dense")
-            rates = learning_rates(self._trainer.parallel.fused_optimizer)
+            rates = learning_rates(self._sources.pipeline.parallel.fused_optimizer)
             if rates:
                 values.set("learning_rate", max(rates), "tables")
             self._note_checkpoints()
@@ -140,7 +190,7 @@ class Monitor:
 
     def interval(self, record: Mapping[str, Any]) -> None:
         """Note a point of the curve."""
-        values, trainer = self.values, self._trainer
+        values, sources = self.values, self._sources
         for name, series in _INTERVAL.items():
             if name in record:
                 values.set(series, record[name])
@@ -151,12 +201,12 @@ class Monitor:
                 values.set("step_ids", record[name], stage)
         values.set("steps_skipped_total", record["skipped"] - self._skipped)
         values.add("steps_nonfinite_total", record["nonfinite_steps"])
-        active = {*record["alerts"], *(("no_weight",) if trainer.weights.active else ())}
+        active = {*record["alerts"], *(("no_weight",) if sources.label_weights.active else ())}
         for name in ADVICE:
             values.set("alert_active", name in active, name)
-        values.set("pipelined_modules", trainer.pipeline.num_pipelined)
+        values.set("pipelined_modules", sources.pipeline.num_pipelined)
         if values.get("sharded_modules") is None:
-            values.set("sharded_modules", len(trainer.parallel.sharded_modules))
+            values.set("sharded_modules", len(sources.pipeline.parallel.sharded_modules))
 
     def evaluation(
         self, step: int, metrics: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]
@@ -166,7 +216,7 @@ class Monitor:
         self._note_tables()
         if self._sender is not None:
             self._sender.send()
-        if not self._trainer.runtime.is_first:
+        if not self._runtime.is_first:
             return
         values = self.values
         values.set("evaluation_timestamp_seconds", time.time())
@@ -192,21 +242,19 @@ class Monitor:
 
     def _describe(self) -> None:
         """Set what does not change."""
-        trainer, values = self._trainer, self.values
-        config = trainer.config
-        dense = config.parallel.describe()
-        values.set("run_info", 1, config.recipe, config.precision.dtype, dense)
+        info, values = self._info, self.values
+        values.set("run_info", 1, info.recipe, info.dtype, info.dense_parallelism)
         values.set("start_timestamp_seconds", time.time())
-        values.set("step", trainer.step)
-        values.set("steps_expected", trainer.end_step)
-        values.set("checkpoint_interval_seconds", config.checkpoint.interval_seconds)
+        values.set("step", info.step)
+        values.set("steps_expected", info.end_step)
+        values.set("checkpoint_interval_seconds", info.checkpoint_seconds)
         for name in ("steps_total", "rows_total", "steps_skipped_total", "steps_nonfinite_total"):
             values.set(name, 0)
         self._note_checkpoints()
 
     def _note_phases(self) -> None:
         """Add what the samples read since the last step have found."""
-        phases = self._trainer.pipeline.phases
+        phases = self._sources.pipeline.phases
         if phases.samples == self._samples:
             return
         self.values.add("sampled_steps_total", phases.samples - self._samples)
@@ -216,8 +264,8 @@ class Monitor:
         self._samples, self._phases = phases.samples, dict(phases.seconds)
 
     def _note_tables(self) -> None:
-        """Note what tables are used for, if that is new: on this rank and, on rank 0, on all."""
-        tables, values = self._trainer.tables, self.values
+        """Note new statistics of tables: of this rank and, on rank 0, of all ranks."""
+        tables, values = self._sources.table_stats, self.values
         if tables.own is self._own:
             return
         self._own = tables.own
@@ -233,8 +281,8 @@ class Monitor:
                         values.set(f"{scope}table_ids", number, table, outcome)
 
     def _note_checkpoints(self) -> None:
-        """Take over what the saver knows of itself."""
-        saver, values = self._trainer.saver, self.values
+        """Copy the saver's counters."""
+        saver, values = self._sources.saver, self.values
         values.set("checkpoint_stall_seconds_total", saver.stalled_seconds)
         values.set("checkpoint_failures_total", saver.num_failed)
         if saver.newest is not None:
@@ -243,27 +291,24 @@ class Monitor:
             values.set("checkpoint_timestamp_seconds", written)
 
     def _note_memory(self) -> None:
-        """Note what this process holds."""
-        with contextlib.suppress(OSError, IndexError, ValueError):  # where there is no /proc
-            pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-            self.values.set("rank_resident_memory_bytes", pages * os.sysconf("SC_PAGE_SIZE"))
-        if self._trainer.runtime.device.type == "cuda":
+        """Note the memory of this process."""
+        self.values.set("rank_resident_memory_bytes", self._process.memory_info().rss)
+        if self._runtime.device.type == "cuda":
             self.values.set("rank_device_memory_bytes", torch.cuda.memory_allocated())
 
 
-def watch(trainer: Trainer) -> None:
-    """Let exporter and event files follow a run, as it is configured. Collective.
+def watch(sources: Sources, info: RunInfo, config: ExportConfig, runtime: Runtime) -> None:
+    """Let an exporter and a writer of event files listen to a run, as configured. Collective.
 
     Raises:
         ValueError: event files are wanted, and their package is missing.
     """
-    config = trainer.config.export
     if config.tensorboard:
         check_installed()
+    listeners = sources.telemetry.listeners
     if config.exports:
-        monitor = Monitor(trainer)
-        trainer.telemetry.listeners.append(monitor)
+        monitor = Monitor(sources, info, config, runtime)
+        listeners.append(monitor)
         monitor.open()
-    if config.tensorboard and trainer.runtime.is_first:
-        writer = EventWriter(trainer.output / "tensorboard", trainer.step)
-        trainer.telemetry.listeners.append(writer)
+    if config.tensorboard and runtime.is_first:
+        listeners.append(EventWriter(info.output / "tensorboard", info.step))

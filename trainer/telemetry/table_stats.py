@@ -34,13 +34,12 @@ from embeddings.stats import (
 )
 from models.batch import Batch
 from trainer.distributed.parallelize import Parallel
-from trainer.run_dir import TABLES
 from trainer.runtime.json_lines import append, truncate
 from trainer.runtime.runtime import Runtime
 from trainer.telemetry.alerts import ADVICE, full_tables
 
 
-class TableWatch:
+class TableStats:
     """Counts and statistics of one run's tables.
 
     Attributes: counts, of the latest sampled step, by name; empty before the first. numbers, of the
@@ -65,9 +64,9 @@ class TableWatch:
         self._active: set[tuple[str, str]] = set()
         self._counted = {name: [0] * len(TOTALS) for name in self._parts}
 
-    def start(self, output: Path, step: int) -> None:
-        """Write to `output` from now on, after `step` finished steps."""
-        self._path = output / TABLES
+    def start(self, path: Path, step: int) -> None:
+        """Write to the file `path` from now on, after `step` finished steps."""
+        self._path = path
         if self._runtime.is_first:
             # An evaluation at the step that is resumed from will be made again.
             truncate(self._path, step - 1)
@@ -127,6 +126,7 @@ class TableWatch:
     def state_dict(self) -> dict[str, Any]:
         """Return what dynamic tables have counted, and the active alerts. Collective."""
         return {
+            "counts": self.counts,
             "totals": self._totals(),
             "interval": self._counted,
             "active": sorted(map(list, self._active)),
@@ -139,6 +139,7 @@ class TableWatch:
             table.totals.zero_()
             if self._runtime.is_first:
                 table.totals += torch.tensor(state["totals"][name], device=table.totals.device)
+        self.counts = dict(state["counts"])
         self._counted, self.first_steps = dict(state["interval"]), dict(state["first_steps"])
         self._active = {(name, table) for name, table in state["active"]}
 

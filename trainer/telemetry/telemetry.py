@@ -124,27 +124,36 @@ class Telemetry:
         self._window = Window(config.window_examples)
         self._losses = Losses()
         self._last: StepReport | None = None
-        self._console = Console(config.mode, total_steps) if self.speaks else None
+        self._console = Console(config.mode) if self.speaks else None
         self.listeners: list[Listener] = []
-        self._begun = False
+        self._interval_step = 0
+        self._begun = self._restored = False
 
     @property
     def alerts(self) -> dict[str, int]:
         """Alerts raised so far, by name, with the step of their first time."""
         return dict(self._alerts.first_steps)
 
-    def start(self, step: int = 0, rows: int | None = None) -> None:
-        """Begin after `step` finished steps: 0 for a new run, more when one is resumed.
+    def start(self, step: int = 0, rows: int | None = None, total_steps: int | None = None) -> None:
+        """Begin to report after `step` finished steps.
 
-        Points of the curve beyond `step` are removed: those steps will be trained again.
-        rows: examples trained so far (None: as in the curve's last point). A resumed run calls this
-        before it enters the context; otherwise entering it begins a new curve.
+        Points of the curve beyond `step` are removed: those steps are trained again. A resumed run
+        calls this before it enters the context; otherwise entering it begins a new curve.
+
+        Args:
+            step: 0 for a new run, more when one is resumed.
+            rows: examples trained so far; None: as in the curve's last point.
+            total_steps: at which the run ends; None: as it was built with.
         """
         self._begun = True
         self._started = self._interval_started = time.perf_counter()
-        self._written_step = self._interval_step = step
+        self._written_step = step
         self._interval_wait = self.timer.seconds
-        self._losses.reset()
+        if not self._restored:
+            self._interval_step = step
+            self._losses.reset()
+        if total_steps is not None:
+            self.total_steps = total_steps
         if not self.speaks:
             return
         self.output_dir.mkdir(parents=True, exist_ok=True)
@@ -152,7 +161,7 @@ class Telemetry:
         latest = truncate(self.output_dir / "curves.jsonl", step)
         self._rows = self._interval_rows = latest.get("rows", 0) if rows is None else rows
         if self._console is not None:
-            self._console.start(step)
+            self._console.start(step, self.total_steps)
 
     def update(self, report: StepReport) -> None:
         """Take note of a finished step; report if an interval or the run ends with it."""
@@ -210,7 +219,8 @@ class Telemetry:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], examples: Tensor | None) -> None:
-        """Go on gathering from `state_dict` and `examples`; after `start`."""
+        """Continue from `state_dict` and `examples`; before or after `start`."""
+        self._restored = True
         self._interval_step = state["interval_step"]
         self._losses.restore(state["losses"])
         self._alerts.load_state_dict(state["alerts"])

@@ -65,7 +65,7 @@ def _signalled(runtime, config, output) -> str:
     step = trainer._train_step
 
     def train_step(batches) -> None:
-        if runtime.rank == 1 and trainer.step == 3:
+        if runtime.rank == 1 and trainer.progress.step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         step(batches)
 

@@ -21,7 +21,8 @@ from embeddings.schema.lifetime import DynamicConfig
 from tests.support.runs import generate, small, train, train_until
 from trainer.config.config import TrainConfig
 from trainer.runtime.runtime import Runtime
-from trainer.telemetry.monitor import Monitor
+from trainer.telemetry.exporter import ExportConfig
+from trainer.telemetry.monitor import Monitor, RunInfo
 from trainer.telemetry.prometheus_metrics import METRICS, PHASES
 from trainer.trainer import Trainer
 
@@ -65,42 +66,42 @@ def series(text: str) -> dict[str, dict[tuple[str, ...], float]]:
     return found
 
 
-def stub() -> Any:
-    """What a monitor reads of a trainer."""
-    return SimpleNamespace(
-        output=Path("mine"),
-        step=0,
-        end_step=10,
-        config=SimpleNamespace(
-            recipe="dlrm.demo",
-            precision=SimpleNamespace(dtype="fp16"),
-            parallel=SimpleNamespace(describe=lambda: "ddp"),
-            checkpoint=SimpleNamespace(interval_seconds=600.0),
-            schema=SimpleNamespace(tables=("user",)),
-            export=SimpleNamespace(tables_by_rank=0),
-        ),
-        runtime=SimpleNamespace(
-            is_first=True, rank=0, local_rank=0, restarts=2, device=torch.device("cpu")
-        ),
+def stubs(**config: Any) -> tuple[Any, Monitor]:
+    """Return what a monitor reads of a run, and the monitor."""
+    runtime: Any = SimpleNamespace(
+        is_first=True, rank=0, local_rank=0, restarts=2, device=torch.device("cpu")
+    )
+    sources: Any = SimpleNamespace(
         telemetry=SimpleNamespace(timer=SimpleNamespace(seconds=0.0)),
         pipeline=SimpleNamespace(
-            phases=SimpleNamespace(seconds={}, samples=0, own_seconds=0.0), num_pipelined=1
+            phases=SimpleNamespace(seconds={}, samples=0, own_seconds=0.0),
+            num_pipelined=1,
+            parallel=SimpleNamespace(sharded_modules=[None, None], fused_optimizer=None),
+            precision=SimpleNamespace(num_skipped=3),
         ),
-        parallel=SimpleNamespace(sharded_modules=[None, None], fused_optimizer=None),
-        precision=SimpleNamespace(num_skipped=3),
         saver=SimpleNamespace(stalled_seconds=0.5, num_failed=1, newest=None),
-        weights=SimpleNamespace(active=True),
-        tables=SimpleNamespace(
+        label_weights=SimpleNamespace(active=True),
+        table_stats=SimpleNamespace(
             own={},
             numbers={"user": {"rows": 100, "touched": 99, "dynamic_ids": 50, "dynamic_failed": 9}},
         ),
     )
+    info = RunInfo(
+        output=Path("mine"),
+        recipe="dlrm.demo",
+        dtype="fp16",
+        dense_parallelism="ddp",
+        num_tables=1,
+        checkpoint_seconds=600.0,
+        step=0,
+        end_step=10,
+    )
+    return sources, Monitor(sources, info, ExportConfig(**config), runtime)
 
 
 def test_what_goes_wrong_is_shown():
-    trainer = stub()
-    monitor = Monitor(trainer)
-    trainer.tables.own = {"user": {"rows": 100}}
+    sources, monitor = stubs(tables_by_rank=0)
+    sources.table_stats.own = {"user": {"rows": 100}}
     point = dict.fromkeys(("loss", "auc", "prediction_std", "input_wait"), 0.5)
     point |= {"label_mean": 0.1, "prediction_mean": 0.2, "skipped": 7, "nonfinite_steps": 2}
     monitor.interval(point | {"alerts": ["auc_stuck"]})
@@ -116,8 +117,8 @@ def test_what_goes_wrong_is_shown():
     assert values.get("pipelined_modules") == 1 and values.get("sharded_modules") == 2
     assert values.get("checkpoint_failures_total") == 1
     assert values.get("checkpoint_timestamp_seconds") is None
-    trainer.saver.newest = (10, 1_767_225_600.0)
-    trainer.saver.concluded()  # after the last step and evaluation
+    sources.saver.newest = (10, 1_767_225_600.0)
+    sources.saver.concluded()  # after the last step and evaluation
     assert values.get("checkpoint_step") == 10
     assert values.get("table_ids", "user", "failed") == 9
     assert values.get("table_rows_used", "user") == 99
