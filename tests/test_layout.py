@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,17 @@ DOCUMENTS = (
     *PACKAGE_READMES,
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
 )
+
+
+# What is still larger than it may be, or names a tower.
+LONG_FUNCTIONS = {"pipelines/report.py:report"}
+LONG_READMES = {"pipelines/README.md", "deploy/README.md"}
+TOWERS_NAMED = {
+    "trainer/config/config.py",
+    "trainer/distributed/fsdp.py",
+    "trainer/resume.py",
+    "trainer/trainer.py",
+}
 
 
 def name(path: Path) -> str:
@@ -236,3 +248,71 @@ def test_lists_of_packages_are_exact_and_agree() -> None:
 @pytest.mark.parametrize("script", [ROOT / ".ci" / "run", *ROOT.glob("deploy/slurm/*")], ids=name)
 def test_scripts_parse(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
+
+
+def test_no_folder_of_code_holds_more_than_16_modules() -> None:
+    counts = Counter(name(path.parent) for path in MODULES if path.name != "__init__.py")
+    assert not {folder: number for folder, number in counts.items() if number > 16}
+
+
+@pytest.mark.parametrize("folder", sorted({name(path.parent) for path in MODULES}))
+def test_a_folder_of_code_says_what_is_in_it(folder: str) -> None:
+    path = ROOT / folder / "__init__.py"
+    assert not path.exists() or ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def test_no_file_has_more_than_400_lines_and_no_file_of_tests_more_than_600() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+    long = {name(path): number for path, number in lengths.items() if number > 400}
+    for path in (ROOT / "tests").rglob("*.py"):
+        number = len(path.read_text(encoding="utf-8").splitlines())
+        long |= {name(path): number} if number > 600 else {}
+    assert not long
+
+
+def test_no_function_has_more_than_60_lines() -> None:
+    found = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found[f"{name(path)}:{node.name}"] = (node.end_lineno or 0) - node.lineno + 1
+    found = {place: number for place, number in found.items() if number > 60}
+    assert not {place: number for place, number in found.items() if place not in LONG_FUNCTIONS}
+
+
+def towers() -> set[str]:
+    """Names of the classes of towers and of their configurations."""
+    found = set()
+    for folder in ("towers", "baselines"):
+        for path in (ROOT / "models" / folder).glob("*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            names = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+            found |= {n.removesuffix("Config") for n in names if n.endswith("Config")} & names
+    return found | {f"{tower}Config" for tower in found}
+
+
+def test_no_tower_is_named_outside_models_and_recipes() -> None:
+    assert {"SpecFormer", "DLRMConfig"} <= towers()
+    allowed = [ROOT / "models", ROOT / "trainer" / "recipes"]
+    guilty = {}
+    for path in MODULES:
+        if any(path.is_relative_to(folder) for folder in allowed):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        names |= {module.rpartition(".")[2] for module in imports(path)}
+        texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        names |= {text for text in texts if isinstance(text, str)}
+        guilty[name(path)] = sorted(names & towers())
+    assert not {path: names for path, names in guilty.items() if names and path not in TOWERS_NAMED}
+
+
+def test_the_readme_is_short_and_package_readmes_have_60_to_120_lines() -> None:
+    assert len(README.splitlines()) < 250
+    lengths = {
+        path: len((ROOT / path).read_text(encoding="utf-8").splitlines())
+        for path in PACKAGE_READMES
+    }
+    found = {path: number for path, number in lengths.items() if not 60 <= number <= 120}
+    assert not {path: number for path, number in found.items() if path not in LONG_READMES}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 from torchrec.distributed.planner import Topology
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -70,7 +70,6 @@ def table_loads(
             elif topology.world_size == 1:
                 only = only or "table_wise"  # splitting rows would only cost the splitting
             kinds = _kinds(table, [only] if only else sharding_types, able, topology)
-            classes = getattr(weights[table.name], "_optimizer_classes", [RowWiseAdagrad])
             own = [features[name] for name in table.feature_names]
             loads.append(
                 TableLoad(
@@ -78,8 +77,7 @@ def table_loads(
                     module=place,
                     rows=table.num_embeddings,
                     columns=table.embedding_dim,
-                    state_bytes=state_bytes(classes[0], table.embedding_dim)
-                    + (dynamic[table.name].row_bytes if table.name in dynamic else 0),
+                    state_bytes=_state_bytes(weights[table.name], dynamic.get(table.name)),
                     ids=sum(max(1, feature.max_length) for feature in own),
                     vectors=len(own),
                     pooled=pooled,
@@ -90,6 +88,12 @@ def table_loads(
                 )
             )
     return loads
+
+
+def _state_bytes(weight: Tensor, dynamic: DynamicConfig | None) -> int:
+    """Return the bytes of a row's optimizer state and, of a dynamic table, of its map."""
+    classes = getattr(weight, "_optimizer_classes", [RowWiseAdagrad])
+    return state_bytes(classes[0], weight.shape[1]) + (dynamic.row_bytes if dynamic else 0)
 
 
 def _kinds(
