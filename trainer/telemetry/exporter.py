@@ -1,57 +1,54 @@
 # SPDX-License-Identifier: MIT
 """Prometheus metrics of a node: one HTTP exporter on its first rank, and a push at the end of jobs.
 
-Nothing that happens here ends a run: a port that is taken or a gateway that is away is said once,
-and training goes on. The exporter listens on loopback unless told otherwise, and leaves a note of
-its address for Prometheus' file discovery (`file_sd_configs`), which goes when the run ends.
+Nothing that happens here ends a run. A port that is taken or a gateway that does not answer is
+reported once, and training goes on. The server (`metrics_server.py`) bounds what clients can use.
+The exporter listens on loopback by default. It writes its address into a file for Prometheus' file
+discovery (`file_sd_configs`) and removes the file when the run ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import math
 import socket
-import socketserver
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-from prometheus_client import (
-    CollectorRegistry,
-    MetricsHandler,
-    delete_from_gateway,
-    push_to_gateway,
-)
+from prometheus_client import CollectorRegistry, delete_from_gateway, push_to_gateway
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from trainer.runtime.atomic_files import write_json
+from trainer.telemetry.metrics_server import MetricsServer
 from trainer.telemetry.node import Node
 from trainer.telemetry.prometheus_metrics import Metric
 
 _PUSH_TIMEOUT_SECONDS = 5.0
+# A gateway that answers byte by byte defeats the time-out; the end of a run does not wait for it.
+_LAST_PUSH_SECONDS = 20.0
 _JOB = "fullrank"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """What a run tells Prometheus and TensorBoard.
+    """What a run shows to Prometheus and TensorBoard.
 
-    serve: whether each node has an HTTP exporter. address: where it listens; 0.0.0.0 for all
-    networks. port: 0 takes a free one; several runs on one machine want that, or a port each.
-    targets: a folder for notes of the exporters' addresses, as Prometheus' file discovery reads
+    serve: whether each node has an HTTP exporter.
+    address: the IP address where it listens; 0.0.0.0 for all networks.
+    port: where it listens; 0 takes a free port. Several runs on one machine need 0 or a port each.
+    targets: a folder for files with the exporters' addresses, as Prometheus' file discovery reads
       them; empty: the run's folder.
-    push_url: a push gateway, for jobs that end before they are scraped; empty: none. It is pushed
-      to every `push_seconds` seconds and at the end. push_keep: whether the gateway keeps what was
-      pushed last when the run is over.
-    tables_by_rank: runs of at most so many tables show the numbers of each table by rank, too; of
-      more there would be too many series. 0: none does.
+    push_url: a push gateway, for jobs that end before they are scraped; empty: none.
+    push_seconds: seconds between two pushes; the end of the run is pushed, too.
+    push_keep: whether the gateway keeps the last push after the run.
+    tables_by_rank: the most tables of a run whose numbers are shown by rank, too; a run of more
+      tables would have too many series. 0: never by rank.
     tensorboard: whether to write event files into DIR/tensorboard (needs the package tensorboard).
     """
 
@@ -111,9 +108,8 @@ class ExportConfig:
 class Exporter:
     """Shows a node's metrics over HTTP, pushes them to a gateway, or both.
 
-    node: the ranks. run: the run's name, a label of every series. number: of this node. folder: of
-    the run. say: is given lines for the log.
-    Attributes: port, where it listens; 0 if it does not.
+    Attributes:
+        port: where it listens; 0 if it does not.
     """
 
     def __init__(
@@ -125,47 +121,55 @@ class Exporter:
         folder: Path,
         say: Callable[[str], None],
     ) -> None:
+        """Start to listen and to push, as far as that is possible.
+
+        Args:
+            config: what to show, and where.
+            node: the values of the node's ranks.
+            run: the run's name, a label of every series.
+            number: of this node.
+            folder: of the run.
+            say: takes lines for the log.
+        """
         self.config, self.port = config, 0
         self._say, self._key = say, {"run": run, "node": str(number)}
         self.registry = CollectorRegistry()
         self.registry.register(NodeCollector(node, run))
-        self._server: _Server | None = None
+        self._server: MetricsServer | None = None
         self._note = (Path(config.targets) if config.targets else folder) / (
             f"{run}-exporter-{number}.json" if config.targets else f"exporter-{number}.json"
         )
         self._end = threading.Event()
         self._pushes: threading.Thread | None = None
         self._push_failed = False
-        if config.serve:
-            self._serve()
-        if config.push_url:
-            self._pushes = threading.Thread(target=self._keep_pushing, name="push", daemon=True)
-            self._pushes.start()
+        try:
+            if config.serve:
+                self._serve()
+            if config.push_url:
+                self._pushes = threading.Thread(target=self._push_until_end, daemon=True)
+                self._pushes.name = "push"
+                self._pushes.start()
+        except RuntimeError as error:  # the system gives no more threads
+            self._pushes = None
+            self._say(f"metrics: {error}; training goes on without")
 
     def close(self) -> None:
         """Push for the last time, stop listening, remove the note. Safe to call twice."""
+        self._end.set()
         if self._pushes is not None:
-            self._end.set()
-            self._pushes.join()
+            self._pushes.join(_LAST_PUSH_SECONDS)
             self._pushes = None
-            self._push()
-            if not self.config.push_keep:
-                self._attempt(
-                    lambda: delete_from_gateway(
-                        self.config.push_url, _JOB, self._key, _PUSH_TIMEOUT_SECONDS
-                    )
-                )
         if self._server is not None:
-            self._note.unlink(missing_ok=True)  # first, so that nobody misses who does not answer
-            self._server.shutdown()
-            self._server.server_close()
+            with contextlib.suppress(OSError):
+                self._note.unlink(missing_ok=True)  # first, so that no scrape misses an answer
+            self._server.stop()
             self._server = None
 
     def _serve(self) -> None:
-        """Start to listen and leave a note where, or say why not."""
+        """Start to listen and write a note of the address, or report why not."""
         config = self.config
         try:
-            self._server = _Server(config.address, config.port, self.registry)
+            server = MetricsServer(config.address, config.port, self.registry)
         except OSError as error:
             self._say(
                 f"metrics: cannot listen on {config.address}:{config.port} ({error}), training "
@@ -173,10 +177,9 @@ class Exporter:
                 "(--export.port, 0 takes a free one), or --export.no-serve"
             )
             return
-        self.port = self._server.server_address[1]
-        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        thread.name = "metrics"
-        thread.start()
+        server.start()
+        self._server = server
+        self.port = server.server_address[1]
         everywhere = ipaddress.ip_address(config.address).is_unspecified
         host = socket.gethostname() if everywhere else config.address
         host = f"[{host}]" if ":" in host else host
@@ -188,10 +191,17 @@ class Exporter:
         except OSError as error:
             self._say(f"metrics: {self._note} cannot be written ({error})")
 
-    def _keep_pushing(self) -> None:
-        """Push now and then until the run ends."""
+    def _push_until_end(self) -> None:
+        """Push every few seconds until the run ends, and then for the last time."""
         while not self._end.wait(self.config.push_seconds):
             self._push()
+        self._push()
+        if not self.config.push_keep:
+            self._attempt(
+                lambda: delete_from_gateway(
+                    self.config.push_url, _JOB, self._key, _PUSH_TIMEOUT_SECONDS
+                )
+            )
 
     def _push(self) -> None:
         config = self.config
@@ -202,7 +212,7 @@ class Exporter:
         )
 
     def _attempt(self, call: Callable[[], None]) -> None:
-        """Talk to the gateway; say once that it does not answer."""
+        """Send to the gateway; report once that it does not answer."""
         try:
             call()
             self._push_failed = False
@@ -236,28 +246,3 @@ class NodeCollector(Collector):
 def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     return kind(metric.full_name, metric.help, labels=metric.all_labels)
-
-
-class _Server(ThreadingHTTPServer):
-    """Answers scrapes, each in a thread of its own.
-
-    Raises:
-        OSError: the address or port cannot be had.
-    """
-
-    daemon_threads = True
-
-    def __init__(self, address: str, port: int, registry: CollectorRegistry) -> None:
-        if ipaddress.ip_address(address).version == 6:
-            self.address_family = socket.AF_INET6
-        super().__init__((address, port), MetricsHandler.factory(registry))
-
-    def server_bind(self) -> None:
-        """Bind, without asking the name service for this machine's name as HTTPServer does."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that has hung up."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)

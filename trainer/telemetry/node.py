@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""The ranks of one node, merged: each sends its values to the first, which keeps sums and gauges.
+"""The metrics of one node's ranks: each rank sends its values to the first, which merges them.
 
-Ranks are connected to the first rank of their node by a Unix socket that only this user can reach,
-and whose name is removed once all have come. So there are no files to go stale, and a rank that
-dies, however it dies, is known at once: its connection closes. Its own series are then gone; what
-it had counted stays in the node's sums, which never fall while the process lives.
+Ranks connect to the first rank of their node through a Unix socket. Only this user can reach the
+socket, and its name is removed once all ranks have connected. So no file can become stale. A rank
+that dies closes its connection, and its own series end at once. What it had counted stays in the
+node's sums, which never fall while the process lives.
 
-What travels is a line of JSON per snapshot, never a pickle; what is no series of ours is ignored.
-A rank never waits: a snapshot that the socket cannot take is left out, the next one says it all.
+A snapshot is a line of JSON with all values, never a pickle. Unknown series are ignored. A rank
+never waits: it skips a snapshot that the socket cannot take, and the next one replaces it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,16 +35,20 @@ from trainer.telemetry.series import Key, Values
 _NAME_BYTES = 108
 _LINE_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
+_PAUSE_SECONDS = 0.2
 
 
 class Node:
-    """What the ranks of a node have said last, and what they have counted together.
-
-    rank: of this process, the first of the node. own: its values, read when somebody asks.
-    num_ranks: with which the node started.
-    """
+    """The latest values of a node's ranks, and the sums of what they have counted."""
 
     def __init__(self, rank: int, own: Values, num_ranks: int) -> None:
+        """Begin with this process's own values.
+
+        Args:
+            rank: of this process, the first of the node.
+            own: its values, read at every scrape.
+            num_ranks: of the node, when it started.
+        """
         self.rank, self.own, self.num_ranks = rank, own, num_ranks
         self._ranks: dict[int, Values] = {rank: own}
         self._counted: dict[int, dict[Key, float]] = {}
@@ -51,13 +56,13 @@ class Node:
         self._lock = threading.Lock()
 
     def take(self, rank: int, values: Values) -> None:
-        """Take note of a rank's latest values."""
+        """Replace a rank's values by its latest ones."""
         with self._lock:
             self._ranks[rank] = values
             self._add(rank, values)
 
     def gone(self, rank: int) -> None:
-        """Forget a rank that has died; what it has counted stays counted."""
+        """Remove a rank that has died; its counts stay in the sums."""
         with self._lock:
             self._ranks.pop(rank, None)
             self._counted.pop(rank, None)
@@ -86,7 +91,7 @@ class Node:
             yield BY_NAME["rank_skew_seconds"], {}, max(skew) - min(skew)
 
     def _add(self, rank: int, values: Values) -> None:
-        """Add what a rank has counted since it was seen last."""
+        """Add what a rank has counted since its last snapshot."""
         before = self._counted.setdefault(rank, {})
         for key, value in values.items():
             metric = BY_NAME[key[0]]
@@ -97,7 +102,7 @@ class Node:
 
 
 class Listener:
-    """Hears the other ranks of a node and tells `node`; on its first rank.
+    """Receives the snapshots of a node's other ranks; runs on the first rank.
 
     Raises:
         OSError: no socket can be made.
@@ -121,17 +126,17 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """Hear nobody any more. Safe to call twice."""
+        """Stop receiving. Safe to call twice."""
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
         self._thread.join()
 
     def _listen(self) -> None:
-        """Read what ranks send until the listener is closed."""
+        """Read snapshots until the listener is closed."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._server, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
-            talks: dict[int, _Talk] = {}
+            connections: dict[int, _Connection] = {}
             missing = self._node.num_ranks - 1
             while True:
                 ready = [key.fileobj for key, _ in selector.select()]
@@ -140,25 +145,29 @@ class Listener:
                 for connection in ready:
                     assert isinstance(connection, socket.socket)
                     if connection is self._server:
-                        accepted, _ = self._server.accept()
+                        try:
+                            accepted, _ = self._server.accept()
+                        except OSError:  # no file descriptor is left; the rank waits in the queue
+                            time.sleep(_PAUSE_SECONDS)
+                            continue
                         accepted.setblocking(False)
                         selector.register(accepted, selectors.EVENT_READ)
-                        talks[accepted.fileno()] = _Talk(accepted, self._node)
+                        connections[accepted.fileno()] = _Connection(accepted, self._node)
                         missing -= 1
                         if not missing:
                             selector.unregister(self._server)
                             self._free()
-                    elif not talks[connection.fileno()].read():
+                    elif not connections[connection.fileno()].read():
                         selector.unregister(connection)
-                        talks.pop(connection.fileno()).connection.close()
-            for talk in talks.values():
-                talk.connection.close()
+                        connections.pop(connection.fileno()).connection.close()
+            for one in connections.values():
+                one.connection.close()
         self._free()
         self._wake.close()
         self._woken.close()
 
     def _free(self) -> None:
-        """Stop waiting for ranks and remove the socket's name."""
+        """Accept no more ranks and remove the socket's name."""
         self._server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -172,8 +181,8 @@ def _short_folder() -> Path:
     return folder
 
 
-class _Talk:
-    """What one rank sends."""
+class _Connection:
+    """The connection of one rank."""
 
     def __init__(self, connection: socket.socket, node: Node) -> None:
         self.connection, self._node = connection, node
@@ -181,7 +190,7 @@ class _Talk:
         self._text = b""
 
     def read(self) -> bool:
-        """Take what has come; return whether there may be more."""
+        """Read what has arrived; return whether the connection stays open."""
         try:
             part = self.connection.recv(_READ_BYTES)
         except BlockingIOError:
@@ -191,7 +200,7 @@ class _Talk:
         self._text += part
         *lines, self._text = self._text.split(b"\n")
         if lines:
-            self._note(lines[-1])  # each says it all
+            self._note(lines[-1])  # the latest replaces those before
         if part and len(self._text) < _LINE_BYTES:
             return True
         if self._rank is not None:
@@ -199,8 +208,8 @@ class _Talk:
         return False
 
     def _note(self, line: bytes) -> None:
-        """Take note of a snapshot; ignore what is none."""
-        with contextlib.suppress(ValueError):
+        """Take a snapshot; ignore a line that is none."""
+        with contextlib.suppress(ValueError, RecursionError):
             content = json.loads(line)
             if isinstance(content, dict) and isinstance(content.get("rank"), int):
                 values = Values()

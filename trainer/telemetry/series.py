@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The values of a run's metrics on one rank: set where they arise, sent and read as plain data."""
+"""The values of a run's metrics on one rank: set during training, sent as plain data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Values:
         return [[name, list(labels), value] for (name, labels), value in self.items()]
 
     def replace(self, plain: Any) -> None:
-        """Take what `plain` has returned elsewhere; what is no series of ours is left out."""
+        """Replace all values by what `plain` returned on another rank, except unknown series."""
         self._numbers = dict(_checked(plain))
 
 
