@@ -24,6 +24,7 @@ from pipelines.nightly import mlflow_tracking
 from pipelines.nightly.model_store import Store
 from pipelines.orchestration.lock import Lock, LockedError
 from pipelines.orchestration.stage import StageError
+from trainer.runtime.printable import printable_lines
 from trainer.runtime.program import program
 
 
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             again = f"run python -m pipelines.publish {options.folder} --mlflow {server.public}"
             print(f"{server.public}: {mlflow_tracking.tell(store, server, again)}")
     except (ValueError, LockedError, StageError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable_lines(f"error: {error}"), file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     return 0
 

@@ -34,10 +34,11 @@ from pipelines.orchestration.run_status import (
     NOT_READY,
     REFUSED,
     WRONG,
-    Course,
+    RunStatus,
 )
 from pipelines.orchestration.stage import NotReadyError, Pipeline, RefusedError, StageError, Step
 from pipelines.orchestration.text_tables import table
+from trainer.runtime.printable import printable, printable_lines
 from trainer.runtime.program import program
 
 
@@ -45,7 +46,7 @@ class Module(Protocol):
     """What a module of PIPELINES has.
 
     It may have `each(options)` too, the options of several runs in a row; `during(options,
-    course)`, which is called when a stage enters another state; and `after(options, course)`, which
+    status)`, which is called when a stage enters another state; and `after(options, status)`, which
     is called when a run has ended, or none can begin. USAGE: what follows its name on the command
     line; BRIEFLY: the groups of options that --help only names.
     """
@@ -75,9 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         each = getattr(module, "each", None)
         several = each(options) if each else [options]
     except Exception as error:
-        course = Course(code=_explain(error), reason=str(error))
-        _end(module, options, course)
-        return course.code
+        status = RunStatus(code=_explain(error), reason=str(error))
+        _end(module, options, status)
+        return status.code
     code = DONE
     for one in several:
         if len(several) > 1:
@@ -91,32 +92,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run_one(module: Module, options: argparse.Namespace) -> int:
     """Run one pipeline, tell its module how it ended, and return the exit code."""
     started, during = time.monotonic(), getattr(module, "during", None)
-    course = Course(tell=partial(during, options)) if during else Course()
+    status = RunStatus(tell=partial(during, options)) if during else RunStatus()
     try:
         pipeline = module.build(options)
         if options.dry_run:
             print(plan_table(stage.plan(pipeline.stages, pipeline.folder, options.first)))
             return DONE
         with Lock(pipeline.folder, options.lock_seconds) as lock:
-            course.code = run(pipeline, lock, course, options.first)
+            status.code = run(pipeline, lock, status, options.first)
     except Exception as error:
-        course.code, course.reason = _explain(error), str(error)
-    course.seconds = time.monotonic() - started
-    _end(module, options, course)
-    return course.code
+        status.code, status.reason = _explain(error), str(error)
+    status.seconds = time.monotonic() - started
+    _end(module, options, status)
+    return status.code
 
 
-def _end(module: Module, options: argparse.Namespace, course: Course) -> None:
+def _end(module: Module, options: argparse.Namespace, status: RunStatus) -> None:
     """Tell a pipeline's module how a run has ended."""
     after = getattr(module, "after", None)
     if after and not options.dry_run:
-        after(options, course)
+        after(options, status)
 
 
-def run(pipeline: Pipeline, lock: Lock, course: Course, first: str = "") -> int:
+def run(pipeline: Pipeline, lock: Lock, status: RunStatus, first: str = "") -> int:
     """Make what is not done, and all from stage `first` on if given; return the exit code.
 
-    course: is told what becomes of each stage.
+    status: is told what becomes of each stage.
 
     Raises:
         ValueError: no stage is called `first`.
@@ -125,30 +126,30 @@ def run(pipeline: Pipeline, lock: Lock, course: Course, first: str = "") -> int:
     stage.recover(folder, [one.name for one in stages])
     steps = stage.plan(stages, folder, first)
     print(plan_table(steps), flush=True)
-    course.plan([one.name for one in stages])
+    status.plan([one.name for one in stages])
     outcomes: list[Outcome] = []
     code = DONE
     for number, step in enumerate(steps, 1):
         name, started = step.stage.name, time.monotonic()
         if step.will != "done":
             print(f"\n[{number}/{len(steps)}] {name}", flush=True)
-            course.enter(name, "running")
+            status.enter(name, "running")
         try:
             made, manifest = stage.make(step.stage, folder, lock, _say, anew=name == first)
         except Exception as error:
-            code, course.reason = _explain(error, name), f"{name}: {error}"
-            course.enter(name, "failed")
+            code, status.reason = _explain(error, name), f"{name}: {error}"
+            status.enter(name, "failed")
             seconds, note = time.monotonic() - started, " ".join(str(error).split())
             outcomes.append(Outcome(name=name, state="failed", seconds=seconds, note=note))
             break
-        found = course.metrics[name] = manifest["metrics"]
-        course.enter(name, "done" if made else "skipped")
+        found = status.metrics[name] = manifest["metrics"]
+        status.enter(name, "done" if made else "skipped")
         note = str(found.get("skipped") or found.get("summary") or "")
         state, seconds = ("made", time.monotonic() - started) if made else ("skipped", 0.0)
         outcomes.append(Outcome(name=name, state=state, seconds=seconds, note=note))
     left = [Outcome(name=one.name, state="not run") for one in stages[len(outcomes) :]]
     print(f"\n{summary_table([*outcomes, *left])}", flush=True)
-    return pipeline.conclude(course.metrics) if code == DONE else code
+    return pipeline.conclude(status.metrics) if code == DONE else code
 
 
 def plan_table(steps: Sequence[Step]) -> str:
@@ -164,7 +165,8 @@ def summary_table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _say(line: str) -> None:
-    print(f"  {line}", flush=True)
+    # A line of a launched command, indented, so that it cannot pass for one of the pipeline's.
+    print(f"  {printable(line.expandtabs())}", flush=True)
 
 
 def _explain(error: Exception, where: str = "") -> int:
@@ -180,9 +182,10 @@ def _explain(error: Exception, where: str = "") -> int:
     place = f"{where}: " if where else ""
     for kind, code in codes:
         if isinstance(error, kind):
-            print(f"error: {place}{error}", file=sys.stderr, flush=True)
+            print(printable_lines(f"error: {place}{error}"), file=sys.stderr, flush=True)
             return code
-    print(f"{place}{''.join(traceback.format_exception(error))}", file=sys.stderr, flush=True)
+    trace = "".join(traceback.format_exception(error))
+    print(printable_lines(f"error: {place}{trace}"), file=sys.stderr, flush=True)
     return FAILED
 
 

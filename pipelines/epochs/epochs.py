@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from pipelines.orchestration.launch import RUN, LaunchConfig, train_and_read
 from pipelines.orchestration.stage import Pipeline, Stage, Work
 from pipelines.orchestration.text_tables import table
 from trainer.metrics.spec import METRICS, choosable, described
+from trainer.runtime.atomic_files import parse_json, write_json
 
 USAGE = """--recipe NAME --data PATH [OPTION ...]
                                       [-- --data.schema FILE --section.field VALUE ...]"""
@@ -138,8 +138,8 @@ class EpochsConfig:
         data = self.test_path or self.data
         command = self.launch.evaluate(run, data, self.test_days, self.test_rows)
         answer = self.launch.start(command, work.folder / launch.LOG, work.say, answers=True)
-        metrics = json.loads(answer)
-        (work.folder / "metrics.json").write_text(answer, encoding="utf-8")
+        metrics = parse_json(answer)
+        write_json(work.folder / "metrics.json", metrics)
         return {**metrics, "summary": described(metrics)}
 
 
@@ -151,7 +151,7 @@ def choice(work: Work) -> dict[str, Any]:
     if not known:
         raise ValueError(f"--metric: no epoch has a value of {metric!r} on the validation rows")
     best = max(known, key=lambda name: METRICS[metric].score(known[name]))
-    (work.folder / "epochs.json").write_text(json.dumps(dict(work.metrics), indent=1) + "\n")
+    write_json(work.folder / "epochs.json", dict(work.metrics))
     return {"best": best, metric: known[best], "summary": f"{best}: {metric} {known[best]:.4f}"}
 
 

@@ -37,7 +37,7 @@ from pipelines.nightly.model_store import CHECKPOINT, Store
 from pipelines.orchestration.fingerprints import of_path, of_values
 from pipelines.orchestration.lock import Lock, LockedError
 from pipelines.orchestration.stage import StageError
-from trainer.runtime.atomic_files import write_json
+from trainer.runtime.atomic_files import read_json, write_json
 
 ALIAS, NAME = "serving", "fullrank"
 _FOLDER, _SETTINGS = "mlflow", "settings.json"
@@ -113,7 +113,11 @@ def from_options(options: argparse.Namespace) -> MlflowConfig | None:
 def remembered(store: Store) -> MlflowConfig | None:
     """Return the server that nights of a store were told to last, if any."""
     found = _settings(store)
-    return MlflowConfig(uri=found["uri"], model=found["model"]) if "uri" in found else None
+    return (
+        MlflowConfig(uri=found["uri"], model=found["model"])
+        if {"uri", "model"} <= found.keys()
+        else None
+    )
 
 
 def tell(store: Store, config: MlflowConfig, again: str) -> str:
@@ -294,6 +298,8 @@ def _milliseconds(date: str) -> int:
 
 def _settings(store: Store) -> dict[str, str]:
     try:
-        return json.loads((store.folder / _FOLDER / _SETTINGS).read_text(encoding="utf-8"))
+        found = read_json(store.folder / _FOLDER / _SETTINGS)
     except (OSError, ValueError):
         return {}
+    found = found if isinstance(found, dict) else {}
+    return {name: value for name, value in found.items() if isinstance(value, str)}

@@ -12,7 +12,7 @@ reason beside them.
 
 from __future__ import annotations
 
-import json
+import datetime
 import os
 import shutil
 import time
@@ -20,11 +20,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipelines.orchestration.output_files import remove
 from pipelines.orchestration.text_tables import table
-from trainer.runtime.atomic_files import write_json
+from trainer.runtime.atomic_files import read_json, write_json
 
 MODEL, CHECKPOINT = "model.json", "checkpoint"
 _POINTER, _WITHDRAWN = "serving.json", "withdrawn.json"
+# What others read in a model's record, and its types. All but the first may be missing.
+_RECORD: dict[str, type | tuple[type, ...]] = {
+    "trained_through": str,
+    "recipe": str,
+    "base": str,
+    "days": dict,
+    "skipped": dict,
+    "metrics": dict,
+    "before": (dict, type(None)),
+    "differences": (dict, type(None)),
+    "reasons": list,
+}
 
 
 class Store:
@@ -34,12 +47,16 @@ class Store:
         self.folder = folder
 
     def models(self, kind: str = "models") -> dict[str, dict[str, Any]]:
-        """Return what is known of each published (or `refused`) model, by date in order."""
+        """Return the record of each published (or `refused`) model, by date in order.
+
+        Raises:
+            ValueError: a record is damaged.
+        """
         found = {}
         for path in sorted((self.folder / kind).glob(f"*/{MODEL}")):
-            if not path.parent.name.startswith("."):
+            if _is_day(path.parent.name):
                 withdrawn = (path.parent / _WITHDRAWN).exists()
-                found[path.parent.name] = {**_read(path, "trained_through"), "withdrawn": withdrawn}
+                found[path.parent.name] = {**_read_record(path), "withdrawn": withdrawn}
         return found
 
     def checkpoint(self, date: str) -> Path:
@@ -49,7 +66,7 @@ class Store:
     def serving(self) -> str:
         """Return the date of the model that serves, or an empty text."""
         path = self.folder / _POINTER
-        return _read(path, "model")["model"] if path.exists() else ""
+        return _read(path, {"model": str})["model"] if path.exists() else ""
 
     def before(self, date: str = "") -> str:
         """Return the newest model (before `date`, if given) that was not withdrawn, or nothing."""
@@ -64,16 +81,16 @@ class Store:
         target = self.folder / kind / date
         partial, old = (target.with_name(f".{date}.{word}") for word in ("partial", "replaced"))
         for path in (partial, old):
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path)
         # Files of a checkpoint never change, so a second name for each is a copy.
         shutil.copytree(checkpoint, partial / CHECKPOINT, copy_function=_link)
         write_json(partial / MODEL, {"date": date, **model})
         if target.exists():
             target.rename(old)
         partial.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
+        remove(old)
         if kind == "models":  # the same night, which was refused before
-            shutil.rmtree(self.folder / "refused" / date, ignore_errors=True)
+            remove(self.folder / "refused" / date)
         return target
 
     def point(self, date: str, reason: str) -> None:
@@ -85,7 +102,8 @@ class Store:
         """Withdraw the serving model and let the one before serve; return its date.
 
         Raises:
-            ValueError: no model serves, or none was published before it.
+            ValueError: no model serves, none was published before it, or the checkpoint of the one
+                before is gone. Then nothing has changed.
         """
         current = self.serving()
         if current not in self.models():
@@ -96,6 +114,7 @@ class Store:
         earlier = self.before(current)
         if not earlier:
             raise ValueError(f"{self.folder}: no model was published before {current}")
+        self._check_whole(earlier)
         # Withdrawn first: a crash in between must not leave a bad model as the next night's base.
         path = self.folder / "models" / current / _WITHDRAWN
         write_json(path, {"reason": reason, "in_favour_of": earlier})
@@ -106,11 +125,13 @@ class Store:
         """Let a published model serve, withdrawn before or not; return its date.
 
         Raises:
-            ValueError: there is none of that date.
+            ValueError: there is none of that date, or its checkpoint is gone. Then nothing has
+                changed.
         """
         known = self.models()
         if date not in known:
             raise ValueError(f"--serve: no model of {date!r}; models: {', '.join(known) or 'none'}")
+        self._check_whole(date)
         (self.folder / "models" / date / _WITHDRAWN).unlink(missing_ok=True)
         self.point(date, reason)
         return date
@@ -118,7 +139,7 @@ class Store:
     def why_withdrawn(self, date: str) -> str:
         """Return the reason for which a published model was withdrawn, empty if it was not."""
         note = self.folder / "models" / date / _WITHDRAWN
-        return (_read(note, "reason")["reason"] or "by hand") if note.exists() else ""
+        return (_read(note, {"reason": str})["reason"] or "by hand") if note.exists() else ""
 
     def describe(self) -> str:
         """Return a line a model: date, state, days it was trained through, AUC, reason."""
@@ -131,22 +152,68 @@ class Store:
                 auc = model.get("metrics", {}).get("auc")
                 withdrawn = self.why_withdrawn(date) if kind == "models" else ""
                 reasons = [*model.get("reasons", []), *([withdrawn] if withdrawn else [])]
-                shown = f"{auc:.4f}" if auc is not None else "-"
-                rows.append(
-                    (date, state, model.get("trained_through", ""), shown, "; ".join(reasons))
-                )
+                shown = f"{auc:.4f}" if isinstance(auc, int | float) else "-"
+                text = "; ".join(map(str, reasons))
+                rows.append((date, state, model["trained_through"], shown, text))
         return table(("date", "state", "trained through", "auc", "reasons"), sorted(rows))
 
+    def _check_whole(self, date: str) -> None:
+        """Check that the files of a model are there, each of the size it was written with.
 
-def _read(path: Path, key: str) -> dict[str, Any]:
-    """Return the JSON object of a file of the store, which has a text under `key`."""
+        Raises:
+            ValueError: something is gone.
+        """
+        # Reading a manifest takes seconds, because the module of checkpoints imports torch.
+        from trainer.checkpoint.layout import data_folder, read_manifest
+
+        path = self.checkpoint(date)
+        others = f"the pointer was not moved; restore it, or choose another model of {self.folder}"
+        try:
+            manifest = read_manifest(path, {"files": dict})
+            place = data_folder(path, manifest)
+            for name, (size, *_) in manifest["files"].items():
+                found = (Path(str(place)) / name).stat().st_size
+                if found != size:
+                    raise ValueError(f"{name}: expected {size:,} bytes, got {found:,}")
+        except (OSError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"the checkpoint of the model of {date} cannot be served: {error}; {others}"
+            ) from error
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """Return the record of a model.
+
+    Raises:
+        ValueError: it lacks something, or has a value of another type than written.
+    """
+    found = _read(path, {"trained_through": str})
+    for key, kind in _RECORD.items():
+        if key in found and not isinstance(found[key], kind):
+            raise ValueError(f"{path}: {key}: got {found[key]!r:.40}; remove it or restore it")
+    return found
+
+
+def _read(path: Path, keys: Mapping[str, type]) -> dict[str, Any]:
+    """Return the JSON object of a file of the store, which has values of these types."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except ValueError as error:
         raise ValueError(f"{path}: is no JSON ({error}); remove it or restore it") from error
-    if not isinstance(found, dict) or not isinstance(found.get(key), str):
-        raise ValueError(f"{path}: expected an object with a text {key!r}; remove it or restore it")
+    for key, kind in keys.items():
+        if not isinstance(found, dict) or not isinstance(found.get(key), kind):
+            raise ValueError(
+                f"{path}: expected an object with a text {key!r}; remove it or restore it"
+            )
     return found
+
+
+def _is_day(name: str) -> bool:
+    """Return whether a folder's name is a date; others are not the store's."""
+    try:
+        return datetime.date.fromisoformat(name).isoformat() == name
+    except ValueError:
+        return False
 
 
 def _link(source: str, target: str) -> None:

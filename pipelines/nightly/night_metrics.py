@@ -29,15 +29,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import os
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.orchestration.run_status import STATES, Course
+from pipelines.orchestration.run_status import STATES, RunStatus
 from trainer.metrics.spec import METRICS
+from trainer.runtime.atomic_files import read_bytes, write_text
+from trainer.runtime.printable import printable
 
 FILE = "night.prom"
 _PREFIX, _STAGES = "fullrank_night_", "fullrank_stage_"
@@ -63,7 +64,7 @@ class NightMetrics:
         auc = [self.values.get(f'auc{{model="{model}"}}') for model in _MODELS]
         shown = [f"auc {auc[0]:.4f}" if auc[0] is not None else ""]
         shown += [f"before {auc[1]:.4f}" if auc[1] is not None else ""]
-        shown += ["; ".join(" ".join(reason.split())[:_SAID] for reason in self.reasons)]
+        shown += ["; ".join(_one_line(reason) for reason in self.reasons)]
         parts = ", ".join(part for part in shown if part)
         start = "alert: " if self.code else ""
         tail = f": {parts}" if parts else ""
@@ -79,10 +80,10 @@ class NightMetrics:
         _replace(path, _text(_PREFIX, lines) + _kept(path, of_stages=True))
 
 
-def write_states(path: Path, course: Course) -> None:
+def write_states(path: Path, status: RunStatus) -> None:
     """Replace what `path` says of stages by their states now; the rest stays."""
     states, since = dict[str, float](), dict[str, float]()
-    for name, (entered, moment) in course.states.items():
+    for name, (entered, moment) in status.states.items():
         labels = f'pipeline="nightly",stage="{name}"'
         states |= {f'state{{{labels},state="{one}"}}': float(one == entered) for one in STATES}
         since[f"since_timestamp_seconds{{{labels}}}"] = moment
@@ -104,7 +105,7 @@ def _text(prefix: str, values: Mapping[str, float]) -> str:
 def _kept(path: Path, of_stages: bool) -> str:
     """Return the lines of a file that are of stages, or those that are not."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = read_bytes(path).decode().splitlines(keepends=True)
     except (OSError, ValueError):
         return ""
     return "".join(line for line in lines if (_STAGES in line) == of_stages)
@@ -112,19 +113,21 @@ def _kept(path: Path, of_stages: bool) -> str:
 
 def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, text)
 
 
-def collect(date: str, course: Course) -> NightMetrics:
+def _one_line(reason: str) -> str:
+    return printable(" ".join(reason.split()))[:_SAID]
+
+
+def collect(date: str, status: RunStatus) -> NightMetrics:
     """Return the numbers of a night that has ended; date: a day, or `new`, or a range."""
-    code, metrics = course.code, course.metrics
+    code, metrics = status.code, status.metrics
     days, found = metrics.get("days", {}), metrics.get("evaluation", {}).get("models", [])
     values = {
         "exit_code": float(code),
         "promoted": float(metrics.get("publication", {}).get("promoted", code == 0)),
-        "duration_seconds": course.seconds,
+        "duration_seconds": status.seconds,
     }
     with contextlib.suppress(ValueError):
         midnight = datetime.datetime.fromisoformat(date).replace(tzinfo=datetime.UTC).timestamp()
@@ -137,11 +140,11 @@ def collect(date: str, course: Course) -> NightMetrics:
         for model, known in zip(_MODELS, found, strict=False):
             if known.get(name) is not None:
                 values[f'{name}{{model="{model}"}}'] = float(known[name])
-    reasons = [*metrics.get("verdict", {}).get("reasons", ()), course.reason]
+    reasons = [*metrics.get("verdict", {}).get("reasons", ()), status.reason]
     return NightMetrics(
         date=date,
         code=code,
-        seconds=course.seconds,
+        seconds=status.seconds,
         values=values,
         reasons=tuple(reason for reason in reasons if reason),
     )
@@ -149,7 +152,7 @@ def collect(date: str, course: Course) -> NightMetrics:
 
 def _last_success(path: Path) -> float:
     try:
-        found = re.search(rf"^{_SUCCESS} (\S+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        found = re.search(rf"^{_SUCCESS} (\S+)$", read_bytes(path).decode(), re.MULTILINE)
         return float(found[1]) if found else 0.0
     except (OSError, ValueError):
         return 0.0

@@ -36,7 +36,7 @@ from pipelines.nightly.gates import GateConfig
 from pipelines.nightly.model_store import Store
 from pipelines.nightly.stages import NightConfig
 from pipelines.orchestration import launch
-from pipelines.orchestration.run_status import LOCKED, Course
+from pipelines.orchestration.run_status import LOCKED, RunStatus
 from pipelines.orchestration.stage import NotReadyError, Pipeline
 from pipelines.orchestration.threshold_options import add_thresholds, read_thresholds
 from trainer.data.splits import parse_days
@@ -223,19 +223,19 @@ def _look(options: argparse.Namespace) -> tuple[Readiness, list[str], list[str],
     return mark, raw, sorted({*raw, *typed}), data
 
 
-def during(options: argparse.Namespace, course: Course) -> None:
+def during(options: argparse.Namespace, status: RunStatus) -> None:
     """Show where the night stands to whoever watches."""
     with contextlib.suppress(OSError):  # a night goes on without them
-        night_metrics.write_states(options.output.resolve() / night_metrics.FILE, course)
+        night_metrics.write_states(options.output.resolve() / night_metrics.FILE, status)
 
 
-def after(options: argparse.Namespace, course: Course) -> None:
+def after(options: argparse.Namespace, status: RunStatus) -> None:
     """Leave the night's numbers for whoever watches, and one line for the log."""
-    found = night_metrics.collect(options.date, course)
-    print(found.line(), file=sys.stderr if course.code else sys.stdout, flush=True)
+    found = night_metrics.collect(options.date, status)
+    print(found.line(), file=sys.stderr if status.code else sys.stdout, flush=True)
     # Of `new`, of which no night came, there are none; those of a night that another process is at
     # are its own; and a URL for --output, which was refused, is no folder to make.
-    theirs = course.code == LOCKED or _is_url(str(options.output))
+    theirs = status.code == LOCKED or _is_url(str(options.output))
     if _is_day(options.date) and not theirs:
         path = options.output.resolve() / night_metrics.FILE
         try:

@@ -16,7 +16,6 @@ that were chosen, whatever lies between them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,10 +33,13 @@ from pipelines.orchestration import launch
 from pipelines.orchestration.fingerprints import of_path
 from pipelines.orchestration.launch import RUN, LaunchConfig, train_and_read
 from pipelines.orchestration.lock import Lock
+from pipelines.orchestration.output_files import fresh_folder
 from pipelines.orchestration.run_status import DONE, REFUSED
 from pipelines.orchestration.stage import RefusedError, Stage, Work
 from pipelines.orchestration.text_tables import table
 from trainer.metrics.spec import METRICS, described
+from trainer.runtime.atomic_files import parse_json, write_json
+from trainer.runtime.printable import printable
 from trainer.warm_start.policies import resolve_local
 
 _VIEW = "view"
@@ -139,12 +141,11 @@ class NightConfig:
         for file in files:
             if file.day in rows:
                 rows[file.day] += file.num_rows
-        (work.folder / _VIEW).mkdir(exist_ok=True)
+        view = fresh_folder(work.folder / _VIEW)
         for day in rows:
-            link, target = work.folder / _VIEW / f"dt={day}", Path(self.data) / f"dt={day}"
-            link.unlink(missing_ok=True)
-            link.symlink_to(target.resolve(), target_is_directory=True)
-        (work.folder / "rows.json").write_text(json.dumps(rows, indent=1) + "\n")
+            target = (Path(self.data) / f"dt={day}").resolve()
+            (view / f"dt={day}").symlink_to(target, target_is_directory=True)
+        write_json(work.folder / "rows.json", rows)
         trained, base = sum(rows[day] for day in kept), self.known.base
         start = f"from the model of {base}" if base else "from nothing"
         left = f", {len(refused)} left out" if refused else ""
@@ -188,8 +189,8 @@ class NightConfig:
         models += [self.store.checkpoint(self.known.base)] if self.known.base else []
         command = self.launch.compare(models, self.data, self.date, self.replicates)
         answer = self.launch.start(command, work.folder / launch.LOG, work.say, answers=True)
-        (work.folder / "comparison.json").write_text(answer, encoding="utf-8")
-        found = json.loads(answer)
+        found = parse_json(answer)
+        write_json(work.folder / "comparison.json", found)
         return {**found, "summary": described(found["models"][0])}
 
     def verdict(self, work: Work) -> dict[str, Any]:
@@ -251,7 +252,7 @@ class NightConfig:
             rows.append((name, *shown, _shown(values["rows"])))
         print(f"\n{table(('model', *METRICS, 'rows'), rows)}")
         for reason in metrics["verdict"]["reasons"]:
-            print(f"refused: {reason}")
+            print(f"refused: {printable(str(reason))}")
         print(f"{self.store.serving() or 'no model'} serves")
         return DONE if metrics["verdict"]["promote"] else REFUSED
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import itertools
-import json
 import re
 import shlex
 import signal
@@ -26,8 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pipelines.orchestration.output_files import open_log
 from pipelines.orchestration.stage import StageError, Work
 from trainer.metrics.spec import described
+from trainer.runtime.atomic_files import read_json
 
 LOG = "log.txt"
 RUN = "run"  # the folder of a training, in that of its stage
@@ -139,7 +140,7 @@ def train_and_read(config: LaunchConfig, command: Sequence[str], work: Work) -> 
     path = work.folder / RUN / "metrics.json"
     if not path.is_file():  # an attempt may have died between the training's end and the commit
         config.start(command, work.folder / LOG, work.say)
-    metrics = json.loads(path.read_text(encoding="utf-8"))
+    metrics = read_json(path)
     return {**metrics, "summary": described(metrics)}
 
 
@@ -171,7 +172,7 @@ def _stream(
     """Run a command; return its exit code, its standard output, and the last of all it printed."""
     last: deque[str] = deque(maxlen=_KEPT_LINES)
     with (
-        log.open("a", encoding="utf-8") as file,
+        open_log(log) as file,
         subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How a run goes: the state of each stage while it runs, and in the end why it ended as it did."""
+"""The status of a run: the state of each stage while it runs, and in the end why it ended so."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ STATES = ("waiting", "running", "done", "skipped", "failed")
 
 
 @dataclass(kw_only=True)
-class Course:
-    """What is known of a run.
+class RunStatus:
+    """The status of a run.
 
-    tell: is called whenever a stage has entered another state.
-    states: of each stage by its name in order, and since when, in seconds since 1970.
-    metrics: of each stage that it came to, by name.
-    code, reason, seconds: the exit code, what was said of an error, and how long it took.
+    Args:
+        tell: Is called whenever a stage has entered another state.
+        states: Of each stage, by name in order: its state, and since when in seconds since 1970.
+        metrics: Of each stage that ran or was done, by name.
+        code: The exit code.
+        reason: The message of the error that ended the run.
+        seconds: How long the run took.
     """
 
-    tell: Callable[[Course], None] = lambda course: None
+    tell: Callable[[RunStatus], None] = lambda status: None
     states: dict[str, tuple[str, float]] = field(default_factory=dict)
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     code: int = DONE
@@ -32,12 +35,12 @@ class Course:
     seconds: float = 0.0
 
     def plan(self, names: list[str]) -> None:
-        """Say which stages there are."""
+        """Let the run have these stages, all of them waiting."""
         now = time.time()
         self.states = {name: ("waiting", now) for name in names}
         self.tell(self)
 
     def enter(self, name: str, state: str) -> None:
-        """Say that a stage is now in another state."""
+        """Let a stage enter another state."""
         self.states[name] = (state, time.time())
         self.tell(self)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,8 @@ from typing import Any
 
 from pipelines.orchestration.fingerprints import files_below, of_path, of_values
 from pipelines.orchestration.lock import Lock
-from trainer.runtime.atomic_files import write_json
+from pipelines.orchestration.output_files import remove
+from trainer.runtime.atomic_files import read_json, write_json
 from trainer.runtime.dict_diff import differences
 
 MANIFEST = "manifest.json"
@@ -208,7 +208,7 @@ def recover(folder: Path, names: Collection[str]) -> None:
         old, target = folder / f".{name}.replaced", folder / name
         if old.exists():
             if (target / MANIFEST).is_file():
-                shutil.rmtree(old)
+                remove(old)
             else:
                 old.rename(target)
 
@@ -270,11 +270,11 @@ def _open(stage: Stage, folder: Path, request: dict[str, Any], anew: bool) -> Pa
     """Return the folder to work in: what an earlier attempt at the same request left, or empty."""
     work = folder / f".{stage.name}.unfinished"
     try:
-        earlier = json.loads((work / _REQUEST).read_text(encoding="utf-8"))
+        earlier = read_json(work / _REQUEST)
     except (OSError, ValueError):
         earlier = None
-    if anew or earlier != request:
-        shutil.rmtree(work, ignore_errors=True)
+    if anew or earlier != request or work.is_symlink():
+        remove(work)
     work.mkdir(parents=True, exist_ok=True)
     write_json(work / _REQUEST, request)
     return work
@@ -283,11 +283,11 @@ def _open(stage: Stage, folder: Path, request: dict[str, Any], anew: bool) -> Pa
 def _put_in_place(work: Path, target: Path) -> None:
     """Rename a finished folder to `target`; an earlier one is there until it is."""
     old = target.with_name(f".{target.name}.replaced")
-    shutil.rmtree(old, ignore_errors=True)
+    remove(old)
     if target.exists():
         target.rename(old)
     work.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+    remove(old)
 
 
 def _versions() -> dict[str, str]:

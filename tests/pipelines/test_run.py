@@ -17,7 +17,7 @@ from pipelines.orchestration.stage import NotReadyError, Pipeline, Stage, StageE
 COMMANDS = sorted(
     path.stem
     for path in Path(run.__file__).parent.glob("*.py")
-    if '__name__ == "__main__"' in path.read_text("utf-8")
+    if '__name__ == "__main__"' in path.read_text("utf-8") and path.stem != "cli"
 )
 
 

@@ -35,7 +35,7 @@ words = sys.argv[1:]
 output = pathlib.Path(words[words.index("--output") + 1])
 checkpoint = output / "checkpoints/step-1"
 checkpoint.mkdir(parents=True)
-(checkpoint / "manifest.json").write_text(json.dumps(uuid.uuid4().hex))
+(checkpoint / "manifest.json").write_text(json.dumps({"id": uuid.uuid4().hex, "files": {}}))
 (output / "metrics.json").write_text(json.dumps({"auc": 0.7}))
 """
 

@@ -33,7 +33,7 @@ output = pathlib.Path(words[words.index("--output") + 1])
 checkpoint = output / "checkpoints/step-1"
 checkpoint.mkdir(parents=True)
 for path in (checkpoint / "manifest.json", output / "metrics.json"):
-    path.write_text(json.dumps({"auc": 0.7, "words": words}))
+    path.write_text(json.dumps({"auc": 0.7, "words": words, "files": {}}))
 """
 
 
