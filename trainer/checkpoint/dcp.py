@@ -146,30 +146,6 @@ def flatten(tensors: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", value
 
 
-def optimizer_tensors(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]
-) -> dict[str, dict[str, Tensor]]:
-    """Return a dense optimizer's state by parameter name, creating what a first step would create.
-
-    Raises:
-        RuntimeError: the optimizer keeps a state whose start is not zero.
-    """
-    found: dict[str, dict[str, Tensor]] = {}
-    for name, parameter in parameters.items():
-        state = optimizer.state[parameter]
-        if not state:
-            if not isinstance(optimizer, torch.optim.AdamW | torch.optim.Adam):
-                raise RuntimeError(
-                    "checkpoint: expected Adam or AdamW as the dense optimizer, got "
-                    f"{type(optimizer).__name__}"
-                )
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        found[name] = {key: value for key, value in state.items() if isinstance(value, Tensor)}
-    return found
-
-
 def _verify(path: Folder) -> None:
     """Compare the files at `path` with the manifest's checksums; each rank reads its share."""
     manifest = read_manifest(path)

@@ -27,9 +27,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from trainer.checkpoint.dcp import optimizer_tensors
 from trainer.distributed.deepspeed_partitions import Partitions
 from trainer.distributed.dense import apply_step
+from trainer.distributed.optimizer import optimizer_tensors
 from trainer.runtime.runtime import RunError, Runtime, prepare_deepspeed
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from embeddings.collection import EmbeddingLayer
-from trainer.checkpoint.dcp import optimizer_tensors
+from trainer.distributed.optimizer import optimizer_tensors
 
 
 class Dense(Protocol):

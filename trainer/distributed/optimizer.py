@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from embeddings.optimizer import DEFAULT_EPS
@@ -156,3 +156,27 @@ class Schedule:
 def learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
     """Return the learning rates of an optimizer's groups, for logs."""
     return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]
+) -> dict[str, dict[str, Tensor]]:
+    """Return a dense optimizer's state by parameter name, creating what a first step would create.
+
+    Raises:
+        RuntimeError: the optimizer keeps a state whose start is not zero.
+    """
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in parameters.items():
+        state = optimizer.state[parameter]
+        if not state:
+            if not isinstance(optimizer, torch.optim.AdamW | torch.optim.Adam):
+                raise RuntimeError(
+                    "dense: expected Adam or AdamW as the dense optimizer, got "
+                    f"{type(optimizer).__name__}"
+                )
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        found[name] = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    return found

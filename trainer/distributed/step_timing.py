@@ -25,8 +25,17 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.comm_ops import Request
 
-from trainer.telemetry.prometheus_metrics import PHASES
-
+# The parts of a sampled step, which together are all of it.
+PHASES = (
+    "input_wait",
+    "host_to_device",
+    "communication",
+    "lookup",
+    "dense_forward",
+    "backward",
+    "update",
+    "other",
+)
 # Where a rank waits for no other: what it takes there is its own doing.
 _OWN = ("input_wait", "host_to_device", "dense_forward")
 

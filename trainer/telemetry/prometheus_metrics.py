@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from trainer.distributed.step_timing import PHASES
 from trainer.metrics.spec import METRICS as QUALITY
 
 Scope = Literal["run", "node", "rank"]
@@ -53,19 +54,6 @@ class Metric:
 
 
 PREFIX = "fullrank_"
-
-# The parts of a sampled step, which together are all of it.
-# `trainer/distributed/step_timing.py` measures them.
-PHASES = (
-    "input_wait",
-    "host_to_device",
-    "communication",
-    "lookup",
-    "dense_forward",
-    "backward",
-    "update",
-    "other",
-)
 
 # Of each table, of all ranks together and by rank.
 _TABLES = {

@@ -14,7 +14,12 @@ from torch import nn
 from embeddings.optimizer import SparseOptimizerConfig
 from tests.support.processes import Processes
 from tests.support.training import Recipe, Session
-from trainer.distributed.optimizer import DenseOptimizerConfig, ScheduleConfig, learning_rates
+from trainer.distributed.optimizer import (
+    DenseOptimizerConfig,
+    ScheduleConfig,
+    learning_rates,
+    optimizer_tensors,
+)
 from trainer.runtime.runtime import Runtime
 
 
@@ -112,3 +117,11 @@ def test_a_schedule_that_cannot_work_is_refused(settings: dict[str, Any], messag
 def test_an_optimizer_that_cannot_work_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         dataclasses.replace(DenseOptimizerConfig(), **settings)
+
+
+def test_an_adam_state_exists_before_the_first_step():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([parameter])
+    state = optimizer_tensors(optimizer, {"w": parameter})
+    assert set(state["w"]) == {"step", "exp_avg", "exp_avg_sq"}
+    assert list(state) == ["w"]
