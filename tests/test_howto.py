@@ -26,7 +26,22 @@ DOCUMENTS = [ROOT / "README.md", RUNBOOK, *PAGES, *HOWTOS]
 # What is no program of ours; torchx and Slurm are in tests/deploy.
 FOREIGN = (
     *("git", "cd", "make", "source", "kubectl", "sbatch", "torchx", "PIP_EXTRA_INDEX_URL=<that"),
-    *("curl", "df", "dmesg", "grep", "head", "iostat", "ls", "nproc", "ps", "py-spy", "rm", "tail"),
+    *(
+        "apt-get",
+        "prometheus",
+        "curl",
+        "df",
+        "dmesg",
+        "grep",
+        "head",
+        "iostat",
+        "ls",
+        "nproc",
+        "ps",
+        "py-spy",
+        "rm",
+        "tail",
+    ),
 )
 
 
@@ -78,7 +93,8 @@ def test_every_command_is_one_that_its_program_takes(path, monkeypatch):
             module, rest = words[words.index("-m") + 1], words[words.index("-m") + 2 :]
             if module == "MODULE":
                 continue
-        given = [word.strip("[]").partition("=")[0] for word in rest if "--" in word[:3]]
+        # A quoted word may hold a setting and its value.
+        given = [re.split(r"[= ]", word.strip("[]"))[0] for word in rest if "--" in word[:3]]
         if module == "trainer.train" and rest and not rest[0].startswith("-"):
             recipe = rest[0] if "." in rest[0] else "dlrm.demo"  # NAME stands for any
             known = {"--output", "--help", "--help-all", "--section.field"}
