@@ -46,6 +46,18 @@ def check_choices(config: object, section: str) -> None:
             raise ValueError(f"{section}: {name} must be one of {expected}; got {value!r}")
 
 
+class Measured(nn.Identity):
+    """A place in a tower whose tensor rank diagnostics measure; it changes nothing.
+
+    Args:
+        kind: what the tensor is: `layer`, `mixing`, `attention` or `ffn`.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.measured_as = kind
+
+
 def read_tokens(tokens: Tensor, num_tokens: int, token_dim: int, tower: str) -> Tensor:
     """Return (B, T, D) tokens as a tower of float32 or float64 weights can read them.
 
@@ -200,6 +212,8 @@ class PerTokenLinear(nn.Module):
 class PerTokenFFN(nn.Module):
     """Per-token feed-forward (B, T, D) to (B, T, D): `act(x_t W1_t + b1_t) W2_t + b2_t`."""
 
+    measured_as = "ffn"
+
     def __init__(
         self, num_tokens: int, dim: int, hidden: int, activation: Activation = "gelu"
     ) -> None:
@@ -220,6 +234,8 @@ class PerTokenGLU(nn.Module):
     `(GELU(x W1) ⊙ x W2) W3 + x Wr` (RankElastor, equation 4). extra_gate: `((x Ws + GELU(x W1)) ⊙ x
     W2) W3 + x Wr`, the released code's unit. The maps of x that share a width are one product.
     """
+
+    measured_as = "ffn"
 
     def __init__(
         self,
@@ -246,9 +262,15 @@ class PerTokenGLU(nn.Module):
             gate = gate + parts[2]
         return self.compress(gate * parts[1]) + self.residual(tokens_TBD)
 
+    def to_measure(self, output_TBD: Tensor) -> Tensor:
+        """Return the output as token matrices (B, T, D), for rank diagnostics."""
+        return output_TBD.transpose(0, 1)
+
 
 class SwiGLU(nn.Module):
     """Shared gated feed-forward `(Swish(x W1) ⊙ x W2) W3`, (..., D) to (..., D), no biases."""
+
+    measured_as = "ffn"
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()

@@ -21,10 +21,10 @@ from embeddings.schema.schema import Schema
 from models.batch import Batch
 from models.heads import HeadConfig
 from models.losses import action_classes, action_cross_entropy, task_logits, weighted_bce
+from models.stream import UserOutputs
 from models.tokens import FieldTokenizer, StreamTokenizer, TokenizerConfig
 from models.tower import StreamTowerConfig, TowerConfig
 from models.towers.specformer import SpecFormerConfig
-from models.towers.tokenformer import TokenFormerConfig, UserOutputs
 
 
 class Predictions(NamedTuple):
@@ -130,7 +130,7 @@ class RankingModel(nn.Module):
         num_labels = len(schema.labels)
         self.embeddings = EmbeddingLayer(schema, table_device, seed)
         user_centric = (
-            isinstance(config.tower, TokenFormerConfig) and config.tower.mode == "user_centric"
+            isinstance(config.tower, StreamTowerConfig) and config.tower.learns_from_history
         )
         if user_centric and not schema.history_actions:
             raise ValueError(

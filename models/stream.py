@@ -27,3 +27,16 @@ class Stream(NamedTuple):
     offsets: Tensor
     actions: Tensor | None
     targets: Tensor
+
+
+class UserOutputs(NamedTuple):
+    """Outputs of a tower that learns from the history too.
+
+    items: (M, D) at the history items used, in the order of the stream's events.
+    events: (M,) int64, which events these are: all N unless a history exceeds max_length.
+    targets: (B, V, D).
+    """
+
+    items: Tensor
+    events: Tensor
+    targets: Tensor

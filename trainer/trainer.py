@@ -17,12 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from models.attention import attention, kernels
+from models.attention import kernels
 from models.batch import Batch
 from models.ranking import Predictions
-from models.tokens import StreamTokenizer
-from models.towers.specformer import SpecFormer
-from models.towers.tokenformer import TokenFormerConfig
+from models.tower import Tower
 from trainer.build import build_training, open_loader, standardize
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.state import TrainState
@@ -205,10 +203,7 @@ class Trainer:
         progress, phases = self.progress, self.pipeline.phases
         self.schedule.apply(progress.step)
         self.precision.stop.wanted = self.signals.received > 0
-        if self.config.spatial_warmup:
-            tower = self.parallel.model.get_submodule("tower")
-            assert isinstance(tower, SpecFormer)
-            tower.set_warmup(progress.step < self.config.spatial_warmup * self.total_steps)
+        self._tower().set_progress(progress.step / self.total_steps)
         number, interval = progress.step + 1, self.config.telemetry.interval_steps
         with self.table_stats.step(number), phases.step(number, interval):
             predictions = self.pipeline.progress(batches)
@@ -370,11 +365,13 @@ class Trainer:
             (f"tables: {config.sparse.describe()}", False),
             (f"{computes}, dense weights by {config.parallel.describe()}", False),
         ]
-        tower, tokenizer = config.model.tower, self.parallel.model.get_submodule("tokenizer")
-        if isinstance(tower, TokenFormerConfig) and isinstance(tokenizer, StreamTokenizer):
-            width = tokenizer.token_dim // tower.num_heads
-            lines.append((attention.describe(device, DTYPES[dtype], width), False))
-        return lines
+        chosen = self._tower().describe(device, DTYPES[dtype])
+        return [*lines, *((line, False) for line in chosen)]
+
+    def _tower(self) -> Tower:
+        tower = self.parallel.model.get_submodule("tower")
+        assert isinstance(tower, Tower)
+        return tower
 
     def _watch(self) -> None:
         """Let the exporter and event files follow the run. Collective."""

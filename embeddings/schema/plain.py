@@ -34,7 +34,7 @@ def from_plain(kind: Any, value: Any, path: str) -> Any:
     Args:
         kind: a dataclass, `tuple[T, ...]`, `dict[str, T]`, `Literal`, a scalar type, or a union. A
             union of dataclasses is told apart by the key `type`, which holds the class's name.
-        value: what was read.
+        value: what was read. A dataclass that is of type `kind` already is returned as it is.
         path: the value's place, for error messages.
 
     Returns:
@@ -47,6 +47,8 @@ def from_plain(kind: Any, value: Any, path: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         return _from_union(typing.get_args(kind), value, path)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        if isinstance(value, kind):
+            return value
         return _from_mapping(kind, value, path)
     if origin is tuple:
         if not isinstance(value, list | tuple):

@@ -12,13 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.layers import MLP
+from models.tower import Tower, TowerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class DLRMConfig:
+class DLRMConfig(TowerConfig):
     """DLRM's settings.
 
     hidden_units: widths of the top MLP, the last one is the tower's output. dropout: probability.
@@ -37,7 +38,7 @@ class DLRMConfig:
         return DLRM(self, num_tokens, token_dim)
 
 
-class DLRM(nn.Module):
+class DLRM(Tower):
     """Dot-product interactions and a top MLP: (B, T, D) to (B, hidden_units[-1])."""
 
     pairs: Tensor

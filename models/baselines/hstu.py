@@ -27,12 +27,13 @@ from torch.nn import functional
 from models.attention.attention import causal_mask, hide_padding, isolate_candidates
 from models.attention.padding import PaddedHistory, read_stream
 from models.stream import Stream
+from models.tower import StreamTowerConfig, Tower
 
 _EPS = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class HSTUConfig:
+class HSTUConfig(StreamTowerConfig):
     """HSTU's settings.
 
     num_heads: H. attention_dim: A; value_dim: W; 0 for D / H.
@@ -44,8 +45,6 @@ class HSTUConfig:
     num_heads: int = 2
     attention_dim: int = 0
     value_dim: int = 0
-    max_length: int = 64
-    num_actions: int = 0
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -69,7 +68,7 @@ class HSTUConfig:
         return HSTU(self, num_fields, token_dim)
 
 
-class HSTU(nn.Module):
+class HSTU(Tower):
     """HSTU layers over streams: (B, V, D) target outputs."""
 
     def __init__(self, config: HSTUConfig, num_fields: int, token_dim: int) -> None:
@@ -114,6 +113,8 @@ class HSTU(nn.Module):
 
 class HSTULayer(nn.Module):
     """One layer, (B, S, D) to its last rows. length: what attention weights are divided by."""
+
+    measured_as = "layer"
 
     def __init__(self, config: HSTUConfig, token_dim: int, length: int) -> None:
         super().__init__()

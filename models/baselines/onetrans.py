@@ -28,12 +28,13 @@ from models.attention.attention import attention, causal_mask, hide_padding, iso
 from models.attention.padding import PaddedHistory, read_stream
 from models.layers import PerTokenFFN, PerTokenLinear, check_choices, xavier_linear
 from models.stream import Stream
+from models.tower import StreamTowerConfig, Tower
 
 _EPS = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneTransConfig:
+class OneTransConfig(StreamTowerConfig):
     """OneTrans' settings.
 
     num_heads: attention heads. expansion: hidden width of the feed-forwards over D.
@@ -45,9 +46,7 @@ class OneTransConfig:
     num_layers: int = 2
     num_heads: int = 2
     expansion: float = 4.0
-    max_length: int = 64
     pyramid: Literal["halving", "none"] = "halving"
-    num_actions: int = 0
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -74,7 +73,7 @@ class OneTransConfig:
         return OneTrans(self, num_fields, token_dim)
 
 
-class OneTrans(nn.Module):
+class OneTrans(Tower):
     """Causal transformer over streams: (B, V, D) target outputs."""
 
     def __init__(self, config: OneTransConfig, num_fields: int, token_dim: int) -> None:

@@ -18,13 +18,14 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from models.layers import PerTokenFFN, PerTokenGLU, check_choices, read_tokens
+from models.layers import Measured, PerTokenFFN, PerTokenGLU, check_choices, read_tokens
+from models.tower import Tower, TowerConfig
 
 _EPS = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankMixerConfig:
+class RankMixerConfig(TowerConfig):
     """RankMixer's settings.
 
     num_layers: L. expansion: k, hidden width of the per-token feed-forwards over D.
@@ -70,7 +71,7 @@ class RankMixerConfig:
         return RankMixer(self, num_tokens, token_dim)
 
 
-class RankMixer(nn.Module):
+class RankMixer(Tower):
     """RankMixer layers and pooling: (B, T, D) to (B, D) or (B, T·D)."""
 
     def __init__(self, config: RankMixerConfig, num_tokens: int, token_dim: int) -> None:
@@ -96,10 +97,13 @@ class RankMixer(nn.Module):
 class RankMixerLayer(nn.Module):
     """Token mixing and per-token feed-forwards, each with residual and LayerNorm."""
 
+    measured_as = "layer"
+
     def __init__(self, config: RankMixerConfig, num_tokens: int, token_dim: int) -> None:
         super().__init__()
         hidden = round(config.expansion * token_dim)
         self.mixing_norm = nn.LayerNorm(token_dim, eps=_EPS)
+        self.mixed = Measured("mixing")
         self.ffn_norm = nn.LayerNorm(token_dim, eps=_EPS)
         if config.ffn == "glu":
             self.ffn: nn.Module = PerTokenGLU(num_tokens, token_dim, hidden, bias=True)
@@ -108,7 +112,7 @@ class RankMixerLayer(nn.Module):
 
     def forward(self, tokens_BTD: Tensor) -> Tensor:
         """Return (B, T, D) of (B, T, D)."""
-        mixed = self.mixing_norm(mix_tokens(tokens_BTD) + tokens_BTD)
+        mixed = self.mixed(self.mixing_norm(mix_tokens(tokens_BTD) + tokens_BTD))
         if isinstance(self.ffn, PerTokenGLU):
             fed = self.ffn(mixed.transpose(0, 1)).transpose(0, 1)
         else:

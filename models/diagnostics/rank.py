@@ -2,9 +2,13 @@
 """How much of their rank representations use: effective ranks, per layer and module.
 
 The towers exist to keep this high, so it is measured the same way for all of them. `diagnose` runs
-a tower once on a held-out batch with hooks on the modules whose output matters (token mixing,
-attention maps, feed-forwards, layers) and returns plain numbers. It is for evaluations: it
-decomposes every output it looks at, and belongs in no training step.
+a tower once on a held-out batch and measures the outputs of the modules that ask for it. It is for
+evaluations: it decomposes every output that it measures, and belongs in no training step.
+
+A module asks by an attribute `measured_as`, the kind of its output: `layer`, `mixing`, `attention`
+or `ffn`; where a tensor is no module's output, `models.layers.Measured` marks it. A module whose
+output is not (B, T, D) has a method `to_measure` that returns it so. A module with learned scalars
+returns them by a method `learned`.
 
 With p_i = σ_i / Σ σ, the entropy effective rank is exp(-Σ p_i ln p_i); divided by the largest
 possible rank r it is the fractional effective rank (SpecFormer, equations 7-9). The stable rank is
@@ -23,29 +27,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.baselines.hstu import HSTULayer
-from models.baselines.rankmixer import RankMixerLayer
-from models.layers import PerTokenFFN, PerTokenGLU, SwiGLU
-from models.towers.interaction import InteractionBlock
-from models.towers.rankelastor import PaperBlock, ReleasedBlock, ReleasedFFN, ResidualMixing
-from models.towers.specformer import SpecFormerLayer
-
-# Modules whose outputs are token matrices worth watching, and what to call them.
-_WATCHED: dict[type[nn.Module], str] = {
-    SpecFormerLayer: "layer",
-    PaperBlock: "layer",
-    ReleasedBlock: "layer",
-    RankMixerLayer: "layer",
-    HSTULayer: "layer",
-    InteractionBlock: "layer",
-    ResidualMixing: "mixing",
-    PerTokenFFN: "ffn",
-    PerTokenGLU: "ffn",
-    ReleasedFFN: "ffn",
-    SwiGLU: "ffn",
-}
-# Modules that are of no type of their own, by the last name of their path.
-_WATCHED_NAMES = {"attention_map": "attention", "mixing_norm": "mixing"}
 # Rows of ragged outputs that enter a measurement; more do not change the picture.
 _MAX_ROWS = 4096
 
@@ -163,8 +144,7 @@ def diagnose(tower: nn.Module, inputs: Any) -> list[RankRecord]:
     tower.eval()
     try:
         for path, module in tower.named_modules():
-            name = path.rsplit(".", 1)[-1]
-            kind = _WATCHED_NAMES.get(name) or _WATCHED.get(type(module))
+            kind = getattr(module, "measured_as", None)
             if kind is not None:
                 handles.append(module.register_forward_hook(_recorder(path, kind, records)))
         tower(inputs)
@@ -173,8 +153,9 @@ def diagnose(tower: nn.Module, inputs: Any) -> list[RankRecord]:
             handle.remove()
         tower.train(was_training)
     for path, module in tower.named_modules():
-        if isinstance(module, SpecFormerLayer) and module.learned():
-            records.append(RankRecord(module=path, kind="learned", values=module.learned()))
+        learned = getattr(module, "learned", None)
+        if learned is not None and (values := learned()):
+            records.append(RankRecord(module=path, kind="learned", values=values))
     return records
 
 
@@ -184,8 +165,9 @@ def _recorder(
     """Return a forward hook that appends the measurements of the module's output."""
 
     def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-        if isinstance(module, PerTokenGLU):
-            output = output.transpose(0, 1)
+        to_measure = getattr(module, "to_measure", None)
+        if to_measure is not None:
+            output = to_measure(output)
         if output.dim() == 2:
             output = output[:_MAX_ROWS]
         if output.numel() and torch.isfinite(output).all():

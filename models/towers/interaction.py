@@ -81,6 +81,8 @@ class InteractionBlock(nn.Module):
     read the RMS-normed rows; residuals are raw.
     """
 
+    measured_as = "layer"
+
     def __init__(
         self,
         dim: int,

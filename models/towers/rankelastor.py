@@ -34,6 +34,7 @@ from models.layers import (
     check_choices,
     read_tokens,
 )
+from models.tower import Tower, TowerConfig
 
 MixingInit = Literal["xavier", "zero", "commutation"]
 
@@ -42,7 +43,7 @@ _LAYER_NORM_EPS = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankElastorConfig:
+class RankElastorConfig(TowerConfig):
     """RankElastor's settings.
 
     variant: `paper` (the equations) or `code` (the authors' release). depth: blocks.
@@ -127,7 +128,7 @@ class RankElastorConfig:
         return RankElastor(self, num_tokens, token_dim)
 
 
-class RankElastor(nn.Module):
+class RankElastor(Tower):
     """RankElastor blocks and pooling: (B, T, D) to (B, D) or (B, T·D)."""
 
     def __init__(self, config: RankElastorConfig, num_tokens: int, token_dim: int) -> None:
@@ -154,6 +155,8 @@ class RankElastor(nn.Module):
 class PaperBlock(nn.Module):
     """Equations 3 and 4: (B, T, D) to (B, T, D)."""
 
+    measured_as = "layer"
+
     def __init__(self, config: RankElastorConfig, num_tokens: int, token_dim: int) -> None:
         super().__init__()
         self.mixing = ResidualMixing(config, num_tokens, token_dim)
@@ -169,6 +172,8 @@ class PaperBlock(nn.Module):
 class ReleasedBlock(nn.Module):
     """The released code's block: (B, T, D) to (B, T, D)."""
 
+    measured_as = "layer"
+
     def __init__(self, config: RankElastorConfig, num_tokens: int, token_dim: int) -> None:
         super().__init__()
         self.mixing = ResidualMixing(config, num_tokens, token_dim, released=True)
@@ -183,6 +188,8 @@ class ReleasedBlock(nn.Module):
 
 class ReleasedFFN(nn.Module):
     """A stack of normed gated units a token and a linear map back, (B, T, D) to (B, T, D)."""
+
+    measured_as = "ffn"
 
     def __init__(self, config: RankElastorConfig, num_tokens: int, token_dim: int) -> None:
         super().__init__()
@@ -210,6 +217,8 @@ class ResidualMixing(nn.Module):
     factor applied first; `left` the one applied second: W = left · weight for a low rank, and for
     K terms weight (K, D, D) holds the B_k and left (T, T, K) the A_k.
     """
+
+    measured_as = "mixing"
 
     def __init__(
         self, config: RankElastorConfig, num_tokens: int, token_dim: int, released: bool = False

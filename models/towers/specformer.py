@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.attention import attention
-from models.layers import PerTokenFFN, check_choices
+from models.layers import Measured, PerTokenFFN, check_choices
 from models.spectral.spectral import (
     DEFAULT_FLOOR,
     PositionBias,
@@ -34,13 +34,14 @@ from models.spectral.spectral import (
     soften,
 )
 from models.spectral.spectrum import Eigensolver, Precision, decompose
+from models.tower import Tower, TowerConfig
 
 Softening = Literal["power", "relative", "none"]
 Value = Literal["tokens", "projected", "softened"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpecFormerConfig:
+class SpecFormerConfig(TowerConfig):
     """SpecFormer's settings; the paper's ablations are values of them.
 
     num_layers: SpecFormer layers. ffn_ratio: hidden width of the per-token feed-forward over D.
@@ -59,6 +60,8 @@ class SpecFormerConfig:
     floor: eigenvalues are floored at this share of the largest. norm_eps: of the LayerNorms.
     precision: `measured` decomposes in float32 what is measured to be conditioned for it, `double`
       nothing. eigensolver: `lapack`, one matrix after the other, or `jacobi`, all at once.
+    warmup: share of a run's steps, from the first, in which γ S̄ alone makes the logits (the paper
+      takes 0.05; 1 in a run that is the warm-up).
     """
 
     num_layers: int = 3
@@ -76,12 +79,20 @@ class SpecFormerConfig:
     norm_eps: float = 1e-5
     precision: Precision = "measured"
     eigensolver: Eigensolver = "lapack"
+    warmup: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the fields, alone and together."""
         check_choices(self, "specformer")
         if self.num_layers < 1:
             raise ValueError(f"specformer: num_layers must be at least 1, got {self.num_layers}")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"specformer: warmup: expected a share in [0, 1], got {self.warmup}")
+        if self.warmup and not self.gamma:
+            raise ValueError(
+                "specformer: warmup trains gamma's term alone, so it needs gamma > 0, got "
+                f"warmup={self.warmup} with gamma=0; set warmup to 0"
+            )
         if not 0 < self.floor < 1:
             raise ValueError(f"specformer: floor must be between 0 and 1, got {self.floor}")
         if self.through_vectors and not (self.has_position and self.position_bias == "rank1"):
@@ -123,7 +134,7 @@ class SpecFormerConfig:
         return SpecFormer(self, num_tokens, token_dim)
 
 
-class SpecFormer(nn.Module):
+class SpecFormer(Tower):
     """SpecFormer layers and the mean over tokens: (B, T, D) to (B, D)."""
 
     def __init__(self, config: SpecFormerConfig, num_tokens: int, token_dim: int) -> None:
@@ -133,6 +144,11 @@ class SpecFormer(nn.Module):
         self.layers = nn.ModuleList(
             SpecFormerLayer(config, num_tokens, token_dim) for _ in range(config.num_layers)
         )
+
+    def set_progress(self, fraction: float) -> None:
+        """Turn the warm-up on or off for a step after the share `fraction` of a run."""
+        if self.config.warmup:
+            self.set_warmup(fraction < self.config.warmup)
 
     def set_warmup(self, enabled: bool) -> None:
         """Turn the warm-up on or off: logits are γ S̄ alone, everything else is as it is.
@@ -158,6 +174,8 @@ class SpecFormer(nn.Module):
 class SpecFormerLayer(nn.Module):
     """One layer (equations 16-29): (B, T, D) to (B, T, D)."""
 
+    measured_as = "layer"
+
     def __init__(self, config: SpecFormerConfig, num_tokens: int, token_dim: int) -> None:
         super().__init__()
         self.config = config
@@ -173,8 +191,7 @@ class SpecFormerLayer(nn.Module):
         # β = 0 would be a stationary point.
         needs_beta = config.has_position and config.position_bias != "identity"
         self.beta = nn.Parameter(torch.tensor([0.0, 1.0, 0.0])) if needs_beta else None
-        # A place to watch the attention map from (models/diagnostics/rank.py).
-        self.attention_map = nn.Identity()
+        self.attention_map = Measured("attention")
         self.attention_norm = nn.LayerNorm(token_dim, eps=config.norm_eps)
         self.ffn = PerTokenFFN(num_tokens, token_dim, round(config.ffn_ratio * token_dim))
         self.ffn_norm = nn.LayerNorm(token_dim, eps=config.norm_eps)

@@ -26,11 +26,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.attention.attention import attention
+from models.attention.attention import attention, describe
 from models.attention.jagged import Band, offsets_of
 from models.attention.padding import read_stream
 from models.layers import check_choices, widen
-from models.stream import Stream
+from models.stream import Stream, UserOutputs
+from models.tower import StreamTowerConfig, Tower
 from models.towers.history import Packed, Past, Rows, build_context
 from models.towers.interaction import (
     Gate,
@@ -44,7 +45,7 @@ Mode = Literal["impression", "user_centric"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenFormerConfig:
+class TokenFormerConfig(StreamTowerConfig):
     """TokenFormer's settings.
 
     mode: `impression` scores targets after the history; `user_centric` also returns outputs at
@@ -70,8 +71,6 @@ class TokenFormerConfig:
     windows: tuple[int, ...] = (32, 16)
     num_heads: int = 2
     expansion: float = 4.0
-    max_length: int = 64
-    num_actions: int = 0
     static_bidirectional: bool = False
     gate: Gate = "xavier"
     output_projection: OutputProjection = "none"
@@ -97,6 +96,11 @@ class TokenFormerConfig:
             )
         if self.max_length < 1:
             raise ValueError(f"tokenformer: max_length must be positive, got {self.max_length}")
+
+    @property
+    def learns_from_history(self) -> bool:
+        """Whether outputs at past items are returned too."""
+        return self.mode == "user_centric"
 
     def build(self, num_fields: int, token_dim: int) -> TokenFormer:
         """Return the tower for streams of `num_fields` fields and width `token_dim`.
@@ -125,20 +129,7 @@ class Context(NamedTuple):
     events: Tensor | None = None
 
 
-class UserOutputs(NamedTuple):
-    """Outputs of `user_centric` mode.
-
-    items: (M, D) at the history items used, in the order of the stream's events.
-    events: (M,) int64, which events these are: all N unless a history exceeds max_length.
-    targets: (B, V, D).
-    """
-
-    items: Tensor
-    events: Tensor
-    targets: Tensor
-
-
-class TokenFormer(nn.Module):
+class TokenFormer(Tower):
     """Decoder over streams: (B, V, D) target outputs, or `UserOutputs` in `user_centric` mode."""
 
     def __init__(self, config: TokenFormerConfig, num_fields: int, token_dim: int) -> None:
@@ -157,6 +148,14 @@ class TokenFormer(nn.Module):
             for _ in range(config.num_layers)
         )
         self.windows: list[int | None] = [None] * config.num_full_layers + list(config.windows)
+
+    def fsdp_units(self) -> list[nn.Module]:
+        """Return no parts: the tower calls pieces of its blocks, so all are gathered together."""
+        return []
+
+    def describe(self, device: torch.device, dtype: torch.dtype) -> list[str]:
+        """Return which attention kernels the tower takes."""
+        return [describe(device, dtype, self.output_dim // self.config.num_heads)]
 
     def forward(self, stream: Stream) -> Tensor | UserOutputs:
         """Return the outputs at the targets, in `user_centric` mode also at the history's items.

@@ -101,7 +101,7 @@ class EpochsConfig:
 
     def warmup_run(self, work: Work) -> dict[str, Any]:
         """Train on the first rows; a tower that has a warm-up form stays in it."""
-        words = ["--spatial-warmup", "1"] if self.has_warmup else []
+        words = ["--model.tower.warmup", "1"] if self.has_warmup else []
         return self.train_run(work, [*work.config["train"], "--epochs", "1", *words])
 
     def epoch(self, work: Work, policy: EpochPolicy | None = None) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class EpochsConfig:
                 return {"skipped": reason}
         words = ["--epochs", str(self.epochs), "--stop-epoch", str(number)]
         words = ["--epochs", "1"] if self.restart else words
-        words += ["--spatial-warmup", "0"] if self.has_warmup else []
+        words += ["--model.tower.warmup", "0"] if self.has_warmup else []
         previous = work.inputs[before] / RUN
         if policy is None:
             words += ["--inherit.path", str(previous), "--inherit.policy", "nightly"]
@@ -226,7 +226,7 @@ def build(options: argparse.Namespace) -> Pipeline:
         test_days=data.test_days,
         test_rows=data.test_rows,
         test_path=data.test_path,
-        has_warmup=config.spatial_warmup > 0,
+        has_warmup=config.has_warmup,
         restart=options.restart_schedule,
         epochs=options.epochs,
         policies=policies,

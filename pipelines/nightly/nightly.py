@@ -191,7 +191,7 @@ def build(options: argparse.Namespace) -> Pipeline:
         schema=config.schema,
         data=str(data),
         overrides=tuple(options.overrides),
-        has_warmup=config.spatial_warmup > 0,
+        has_warmup=config.has_warmup,
         replicates=options.replicates,
         accept=tuple(options.accept_days),
         drift=read_thresholds("drift", DriftConfig, options),

@@ -179,7 +179,7 @@ class NightConfig:
         if self.known.base:
             path = str(self.store.checkpoint(self.known.base))
             words += ["--inherit.path", path, "--inherit.policy", "nightly"]
-            words += ["--spatial-warmup", "0"] if self.has_warmup else []
+            words += ["--model.tower.warmup", "0"] if self.has_warmup else []
         command = self.launch.train(self.recipe, work.folder / RUN, words)
         return train_and_read(self.launch, command, work)
 

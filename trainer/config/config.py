@@ -28,8 +28,7 @@ from embeddings.schema.plain import from_plain, suggest
 from embeddings.schema.schema import Schema, load_schema
 from models.fields import ProjectionConfig
 from models.ranking import ModelConfig
-from models.tower import StreamTowerConfig
-from models.towers.specformer import SpecFormerConfig
+from models.tower import StreamTowerConfig, find_tower, type_name
 from trainer.checkpoint.schedule import CheckpointConfig
 from trainer.config.fit_to_log import fit_recipe
 from trainer.config.names import unknown_recipe
@@ -85,9 +84,6 @@ class TrainConfig:
     stop_epoch: end after so many of the epochs, with learning rates as if the others followed (a
       later run may inherit from there); 0 for all.
     evaluate_epochs: evaluate after every epoch (True) or only at the end (False).
-    spatial_warmup: share of the run's steps, from the first, in which SpecFormer attends by its
-      spatial residual alone (its paper takes 0.05; 1 in a run that is the warm-up); 0 for towers
-      that have no such warm-up.
     """
 
     recipe: Annotated[str, tyro.conf.Suppress]
@@ -108,7 +104,6 @@ class TrainConfig:
     max_steps: int = 0
     stop_epoch: int = 0
     evaluate_epochs: bool = False
-    spatial_warmup: float = 0.0
 
     def __post_init__(self) -> None:
         """Check what the sections say of each other."""
@@ -137,15 +132,6 @@ class TrainConfig:
                         f"sparse.{setting}: no table {name!r}{suggest(name, tables)}; tables: "
                         f"{tables}"
                     )
-        if not 0 <= self.spatial_warmup <= 1:
-            raise ValueError(
-                f"spatial_warmup: expected a share in [0, 1], got {self.spatial_warmup}"
-            )
-        if self.spatial_warmup and not (isinstance(tower, SpecFormerConfig) and tower.gamma):
-            raise ValueError(
-                "spatial_warmup: takes effect on SpecFormer with gamma > 0 only, got "
-                f"{self.spatial_warmup} with {type(tower).__name__}; set it to 0"
-            )
         tokenizer = self.model.tokenizer
         reads_stream = isinstance(tower, StreamTowerConfig)
         idle = {
@@ -169,6 +155,11 @@ class TrainConfig:
                     f"model.tower.max_length: the schema keeps up to {longest} events of a "
                     f"history, the tower {tower.max_length}; raise it to at least {longest}"
                 )
+
+    @property
+    def has_warmup(self) -> bool:
+        """Whether the tower trains the first steps of a run in a simpler form."""
+        return getattr(self.model.tower, "warmup", 0.0) > 0
 
 
 def recipes() -> dict[str, Callable[[], TrainConfig]]:
@@ -262,7 +253,7 @@ def _refusal(stop: BaseException, printed: str) -> str:
 def to_dict(config: TrainConfig) -> dict[str, Any]:
     """Return the resolved configuration as plain data; a tower's type is kept under `type`."""
     values = json.loads(json.dumps(dataclasses.asdict(config)))
-    values["model"]["tower"]["type"] = type(config.model.tower).__name__
+    values["model"]["tower"]["type"] = type_name(type(config.model.tower))
     return values
 
 
@@ -279,5 +270,23 @@ def write_config(config: TrainConfig, path: Path) -> None:
 
 
 def config_from_dict(values: dict[str, Any]) -> TrainConfig:
-    """Rebuild what `write_config` wrote (unknown and wrongly typed keys are errors)."""
+    """Rebuild what `write_config` wrote.
+
+    Args:
+        values: plain data, of this run or from a folder of somebody else. The tower's class is
+            found among those that are known here; nothing is imported because `values` name it.
+
+    Raises:
+        ValueError: an unknown or wrongly typed key, or a tower that is not known.
+    """
+    recipes()  # imports the towers of the repository
+    model = values.get("model")
+    if isinstance(model, dict) and isinstance(tower := model.get("tower"), dict):
+        place = "config.model.tower"
+        try:
+            kind = find_tower(tower.get("type"))
+        except ValueError as error:
+            raise ValueError(f"{place}.type: {error}") from error
+        rest = {key: value for key, value in tower.items() if key != "type"}
+        values = {**values, "model": {**model, "tower": from_plain(kind, rest, place)}}
     return from_plain(TrainConfig, values, "config")

@@ -22,11 +22,9 @@ from torch.nn.utils import get_total_norm
 from torchrec.distributed.model_parallel import DataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
-from models.towers.tokenformer import TokenFormer
+from models.tower import Tower, blocks_of
 from trainer.distributed.dense import Replicated, align, apply_step, dense_parts
 
-# Parts that call the pieces of their blocks, which are therefore gathered all together.
-_IN_PIECES = (TokenFormer,)
 # A block of fewer weights is gathered with what is around it.
 _LEAST_ELEMENTS = 4096
 
@@ -69,9 +67,8 @@ class Sharded(Replicated):
 
 def _units(part: nn.Module) -> Iterator[nn.Module]:
     """Yield what is gathered at once, inner before outer: a tower's blocks, then the rest of it."""
-    for child in () if isinstance(part, _IN_PIECES) else part.children():
-        for block in child if isinstance(child, nn.ModuleList) else ():
-            if sum(weight.numel() for weight in block.parameters()) >= _LEAST_ELEMENTS:
-                yield block
+    for block in part.fsdp_units() if isinstance(part, Tower) else blocks_of(part):
+        if sum(weight.numel() for weight in block.parameters()) >= _LEAST_ELEMENTS:
+            yield block
     if any(True for _ in part.parameters()):
         yield part

@@ -12,7 +12,6 @@ import dataclasses
 from embeddings.optimizer import SparseOptimizerConfig
 from embeddings.schema.schema import Schema
 from models.ranking import ModelConfig
-from models.towers.specformer import SpecFormerConfig
 from trainer.config.config import DataConfig, TrainConfig
 from trainer.data.loader import LoaderConfig
 from trainer.distributed.optimizer import DenseOptimizerConfig, ScheduleConfig
@@ -121,7 +120,6 @@ def _config(
     The tables' rate does not decay, the dense one falls to zero.
     """
     return TrainConfig(
-        spatial_warmup=0.05 if isinstance(model.tower, SpecFormerConfig) else 0.0,
         recipe=recipe,
         schema=schema,
         data=data,

@@ -53,6 +53,6 @@ def movielens() -> TrainConfig:
 
 def _model(token_dim: int = 32, num_tokens: int = 0) -> ModelConfig:
     return ModelConfig(
-        tower=SpecFormerConfig(num_layers=2, ffn_ratio=2.0, logit_scale="rsqrt_dim"),
+        tower=SpecFormerConfig(num_layers=2, ffn_ratio=2.0, logit_scale="rsqrt_dim", warmup=0.05),
         tokenizer=TokenizerConfig(token_dim=token_dim, num_tokens=num_tokens),
     )

@@ -68,8 +68,8 @@ def test_epochs_go_on_from_one_another_stop_early_and_the_best_is_tested(
     assert said.index("plan  why") < said.index("[1/7] warmup") < said.index("result")
     warmup, first = words_of(output / "warmup"), words_of(output / "epoch-1")
     assert after(warmup, "--data.train-rows") == "0:0.05"
-    assert after(warmup, "--spatial-warmup") == "1"
-    assert after(first, "--spatial-warmup") == "0"
+    assert after(warmup, "--model.tower.warmup") == "1"
+    assert after(first, "--model.tower.warmup") == "0"
     assert after(first, "--inherit.policy") == "nightly"  # all but where in the data
     assert after(first, "--data.train-days") == "2026-01-01:2026-01-02"
     assert after(first, "--data.test-days") == "2026-01-03"

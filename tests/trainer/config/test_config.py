@@ -110,7 +110,7 @@ def test_the_fingerprint_follows_what_changes_a_model_and_nothing_else():
     quiet = dataclasses.replace(
         config, telemetry=dataclasses.replace(config.telemetry, interval_steps=7)
     )
-    other = dataclasses.replace(config, epochs=config.epochs + 1, spatial_warmup=0.0)
+    other = dataclasses.replace(config, epochs=config.epochs + 1)
     other = dataclasses.replace(other, dense=dataclasses.replace(config.dense, eps=1e-7))
     assert fingerprint(config) == fingerprint(quiet)
     assert fingerprint(config) != fingerprint(other)
