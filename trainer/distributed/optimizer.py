@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""AdamW for the dense weights, and the learning-rate schedule of dense weights and tables.
+"""AdamW for the dense weights, its state for checkpoints, and the schedule of learning rates.
+
+A checkpoint holds the state of any optimizer whose state a step without gradients leaves alone, so
+that another one than AdamW is a change of this file only.
 
 The schedule is a pure function of the step, so resuming at a step restores it without any state.
 Tables take their rate inside backward, so it has to be set before: `Schedule.apply` comes before a
@@ -159,24 +162,67 @@ def learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 def optimizer_tensors(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, dict[str, Tensor]]:
-    """Return a dense optimizer's state by parameter name, creating what a first step would create.
+    """Return a dense optimizer's state by parameter name, sharing memory with it.
+
+    A weight that has had no gradient yet has no state. It gets the one that its first step would
+    begin with, so that a checkpoint holds, and a fresh run can be filled with, the same tensors at
+    any moment.
+
+    torch.distributed.checkpoint's get_optimizer_state_dict serves the same end. It begins a state
+    with a step, so that the count of steps is one too high and Adam's correction of its averages is
+    another, and once any weight has a state it leaves out those that have none.
+
+    Args:
+        optimizer: any whose state a step with gradients of zero leaves as it begins, but for the
+            entry `step`.
+        parameters: by name; those that the optimizer does not hold have no state.
 
     Raises:
-        RuntimeError: the optimizer keeps a state whose start is not zero.
+        RuntimeError: the optimizer keeps a state that is no tensor, or that such a step changes.
     """
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     found: dict[str, dict[str, Tensor]] = {}
     for name, parameter in parameters.items():
-        state = optimizer.state[parameter]
-        if not state:
-            if not isinstance(optimizer, torch.optim.AdamW | torch.optim.Adam):
-                raise RuntimeError(
-                    "dense: expected Adam or AdamW as the dense optimizer, got "
-                    f"{type(optimizer).__name__}"
-                )
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        found[name] = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+        if id(parameter) in groups:
+            state = optimizer.state[parameter]
+            if not state:
+                state.update(_first_state(optimizer, groups[id(parameter)], parameter))
+            _check_tensors(optimizer, state)
+            found[name] = dict(state)
     return found
+
+
+def _first_state(
+    optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter
+) -> dict[str, Tensor]:
+    """Return the state that a weight's first step begins with."""
+    twin = nn.Parameter(torch.zeros_like(parameter))
+    twin.grad = torch.zeros_like(parameter)
+    kind: Any = type(optimizer)
+    other = kind([{**group, "params": [twin]}], lr=group["lr"])
+    other.step()
+    state = dict(other.state[twin])
+    _check_tensors(optimizer, state)
+    before = {key: value.clone() for key, value in state.items()}
+    other.step()
+    for key, value in before.items():
+        after = other.state[twin][key]
+        if key == "step":
+            before[key] = torch.zeros_like(value)
+        elif not bool(torch.equal(value, after)):
+            raise RuntimeError(
+                f"checkpoint: {kind.__name__} keeps {key!r}, which a step without a gradient "
+                "changes; expected a dense optimizer whose state waits for gradients"
+            )
+    return before
+
+
+def _check_tensors(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    for key, value in state.items():
+        if not isinstance(value, Tensor):
+            raise RuntimeError(
+                f"checkpoint: {type(optimizer).__name__} keeps {key!r} as a "
+                f"{type(value).__name__}, expected a tensor, which a checkpoint can hold"
+            )
