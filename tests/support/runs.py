@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from pipelines.synthesize import SynthesisConfig, synthesize
 from pipelines.synthetic.click_model import ClickConfig
 from trainer.checkpoint import dcp
-from trainer.checkpoint.dcp_index import Reader
+from trainer.checkpoint.dcp_files import Reader
 from trainer.checkpoint.layout import complete
 from trainer.config.config import TrainConfig, apply_overrides, load_recipe
 from trainer.evaluation.evaluate import evaluate_checkpoint

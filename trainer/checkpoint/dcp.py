@@ -15,11 +15,13 @@ files are raw bytes with a JSON index (`dcp_index.py`): nothing in a checkpoint 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -31,7 +33,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner
 
-from trainer.checkpoint.dcp_index import INDEX, Planner, Reader, Writer, describe_damage
+from trainer.checkpoint.dcp_files import Planner, Reader, Writer, describe_damage
+from trainer.checkpoint.dcp_index import INDEX
 from trainer.checkpoint.layout import (
     commit,
     data_folder,
@@ -53,20 +56,25 @@ def save(
     step: int,
     manifest: dict[str, Any],
     group: Group = None,
+    watched: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Folder:
     """Write a checkpoint of `step` on all ranks and return its folder, which exists once complete.
 
-    tensors: nested mappings of tensors and sharded tensors; a rank adds its own under keys that
-      name it.
-    manifest: JSON data written by rank 0 beside the shards.
-    group: of all ranks, if not the default one: another thread may be using that.
+    Args:
+        tensors: nested mappings of tensors and sharded tensors; a rank adds its own under keys that
+            name it.
+        directory: the folder of the run's checkpoints.
+        step: of the run.
+        manifest: JSON data written by rank 0 beside the shards.
+        group: of all ranks, if not the default one: another thread may be using that.
+        watched: makes what is around this rank's own writing.
 
     Raises:
         RunError: a rank could not write; the same on all ranks, and nothing of it is left.
     """
     target = directory / step_name(step)
     place = locate(_on_first(lambda: str(draft(target)), target, group))
-    writer = Writer(place)
+    writer = Writer(place, watched)
     try:
         index = state_dict_saver.save(dict(tensors), storage_writer=writer, process_group=group)
     except CheckpointException as error:

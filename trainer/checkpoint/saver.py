@@ -7,15 +7,19 @@ collectives of the steps. One checkpoint is written at a time: the next one wait
 
 A checkpoint that cannot be written (a full disk, a file system that is away) does not end the run:
 that would lose what it was to keep. It is said loudly, nothing of it stays, and the next one is
-tried in its turn. The last one of a run must succeed.
+tried in its turn. The last one of a run must succeed. A rank that writes slowly ends no run either:
+it is named, and the others wait for it before the next checkpoint.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, cast
 
@@ -33,6 +37,8 @@ from trainer.runtime.runtime import RunError, Runtime
 
 # Of the memory that is free, what a copy of the state may take.
 _STAGING_SHARE = 0.8
+# How long ranks wait for one that writes slowly; one that died is noticed at once.
+PATIENCE = timedelta(days=7)
 # How long a run that fails waits for the checkpoint that is being written.
 _LAST_SECONDS = 30.0
 
@@ -67,8 +73,8 @@ class Saver:
         self._say = say
         self._staging = Staging()
         self._copies: bool | None = None if config.asynchronous else False
-        timeout = timedelta(seconds=timeout_seconds)
-        self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
+        self._slow_seconds = timeout_seconds
+        self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PATIENCE))
         self._thread: threading.Thread | None = None
         self._step = -1
         self._error: BaseException | None = None
@@ -94,6 +100,7 @@ class Saver:
         """
         started = time.monotonic()
         self.wait()
+        self._meet()
         self.waited_seconds += time.monotonic() - started
         self._step = step
         # As it is now: the run goes on changing what it has handed over.
@@ -146,6 +153,12 @@ class Saver:
             except Exception as error:  # of any file system; the other ranks go on
                 self._say(f"{path}: its metrics cannot be noted beside it ({error})", True)
             self._prune()
+        self._meet()
+
+    def _meet(self) -> None:
+        """Wait for the first rank, whose files may be slow, here and not in a step's collective."""
+        if dist.get_world_size() > 1:
+            dist.barrier(group=self._group)
 
     def _may_copy(self, tensors: Mapping[str, Any]) -> bool:
         """Return whether to write from a copy; asked once, as the copy takes the room itself."""
@@ -159,10 +172,9 @@ class Saver:
         needed = local_bytes(tensors)
         if needed <= _STAGING_SHARE * free:
             return True
-        self._say(
+        self._tell(
             f"checkpoints: no room for a copy of the state of rank {self._runtime.rank} "
-            f"({needed:,} bytes, {free:,.0f} free); training waits while they are written",
-            True,
+            f"({needed:,} bytes, {free:,.0f} free); training waits while they are written"
         )
         return False
 
@@ -170,13 +182,39 @@ class Saver:
         """Write one checkpoint; runs in the thread."""
         self._error = None
         try:
-            dcp.save(tensors, self.directory, step, manifest, self._group)
+            dcp.save(tensors, self.directory, step, manifest, self._group, self._watched)
             self.newest = step, time.time()
             if self._runtime.is_first:
                 self._prune()
         except BaseException as error:  # raised, or said, by the thread that trains
             self._error = error
             self.num_failed += 1
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Name this rank if what is inside the block, its own writing, takes long."""
+        timer = threading.Timer(self._slow_seconds, self._tell_slow, (self._step,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _tell_slow(self, step: int) -> None:
+        self._tell(
+            f"checkpoint of step {step:,}: rank {self._runtime.rank} has been writing its part for "
+            f"{self._slow_seconds:g} s (runtime.timeout_seconds); training goes on and waits for "
+            f"it before the next checkpoint; look at what {self.directory} is on "
+            f"({socket.gethostname()}), or choose another checkpoint.folder"
+        )
+
+    def _tell(self, text: str) -> None:
+        """Say something of this rank."""
+        if self._runtime.is_first:
+            self._say(text, True)
+        else:
+            print(f"[rank {self._runtime.rank}] {text}", file=sys.stderr, flush=True)
 
     def _prune(self) -> None:
         """Remove what no rule keeps; a file system that refuses costs space, not the run."""

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from trainer.checkpoint.dcp_index import TensorsOnly
+from trainer.checkpoint.dcp_files import TensorsOnly
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from trainer.checkpoint import dcp, dcp_index
-from trainer.checkpoint.dcp_index import INDEX, Planner, parse_index
+from trainer.checkpoint.dcp_files import Planner
+from trainer.checkpoint.dcp_index import INDEX, parse_index
 from trainer.checkpoint.layout import MANIFEST, data_folder, read_manifest
 from trainer.warm_start.partial_load import RegionPlanner
 

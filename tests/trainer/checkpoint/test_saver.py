@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Checkpoints are written beside training, and one that cannot be written loses nothing."""
 
+import contextlib
 import errno
+import io
 import threading
+import time
 
 import pytest
 import torch
@@ -170,3 +173,44 @@ def test_the_first_checkpoint_too_is_copied_into_memory_that_is_there_already(tm
     writes.save(state, 1, {})
     writes.wait()
     assert set(before) == {"w", "b.c"} and places() == before
+
+
+def _save_slowly(runtime, folder, slow_rank: int, asynchronous: bool) -> tuple[list[str], str]:
+    """Save two checkpoints while a rank writes for longer than collectives may take."""
+    said: list[str] = []
+    errors = io.StringIO()
+    config = CheckpointConfig(asynchronous=asynchronous)
+    writes = Saver(folder, config, runtime, 0.3, lambda text, _: said.append(text))
+    write = storage.Counted.write
+
+    def slow(self, data):
+        time.sleep(0.8 if runtime.rank == slow_rank else 0.0)
+        write(self, data)
+
+    storage.Counted.write = slow
+    try:
+        with contextlib.redirect_stderr(errors):
+            for step in (1, 2):
+                tensors = {f"w{runtime.rank}": torch.full((3,), float(step))}
+                writes.save(tensors, step, {})
+            writes.evaluated({"auc": 0.5})
+            writes.wait(last=True)
+    finally:
+        storage.Counted.write = write
+    assert writes.num_failed == 0 and writes.written_step == 2
+    return said, errors.getvalue()
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("slow_rank", [0, 1])
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_rank_that_writes_longer_than_a_collective_may_take_is_named_and_ends_nothing(
+    processes, tmp_path, slow_rank, asynchronous
+):
+    said = processes.run(_save_slowly, tmp_path, slow_rank, asynchronous)
+    assert [path.name for path in complete(tmp_path)] == ["step-1", "step-2"]
+    for rank, (lines, errors) in enumerate(said):
+        told = "\n".join(lines) + errors
+        named = f"rank {slow_rank} has been writing its part for 0.3 s (runtime.timeout_seconds)"
+        assert (named in told) == (rank == slow_rank), told
+        assert "ALERT" not in told and "ALARM" not in told
