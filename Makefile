@@ -63,6 +63,7 @@ clean: ## remove .venv and caches; runs/ and logs/ stay
 # Rebuilt from nothing, not patched: leftovers of the other platform's list (fbgemm-gpu beside fbgemm-gpu-cpu) break both.
 # --no-deps because torchrec would pull the CUDA build of fbgemm-gpu onto every machine.
 # deepspeed comes as source: it is built first, with the pinned setuptools instead of the newest one.
+# Last comes the project itself, as a link to this checkout: the command fullrank.
 $(STAMP): $(LIST) requirements/mlflow.txt requirements/dev.txt
 	@[ -n "$(PYTHON)" ] || { echo "No Python 3.11 or newer found. Install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -74,5 +75,6 @@ $(STAMP): $(LIST) requirements/mlflow.txt requirements/dev.txt
 		--no-build-isolation "$$(grep '^deepspeed==' $(LIST))"
 	$(BIN)/python -m pip install --no-deps --disable-pip-version-check \
 		-r $(LIST) -r requirements/mlflow.txt -r requirements/dev.txt
+	$(BIN)/python -m pip install --no-deps --no-build-isolation --disable-pip-version-check --quiet --editable .
 	$(BIN)/python -m trainer.doctor
 	touch $@
