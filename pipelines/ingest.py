@@ -64,6 +64,7 @@ def describe(summary: IngestSummary) -> str:
     if summary.quarantine:
         lines.append(f"bad rows: {summary.reasons}; all in {summary.quarantine}")
     lines += [f"drift: {drift}" for drift in summary.drifts]
+    lines += [f"note: {note}" for note in summary.notes]
     return "\n".join(lines)
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 
 from embeddings.schema.schema import schema_from_dict
-from pipelines.ingestion.sources import SourceConfig
+from pipelines.ingestion.formats import NAMES
+from pipelines.ingestion.source import SourceConfig
 from pipelines.schema_proposal.proposal import Proposal, propose
 from pipelines.schema_proposal.roles import Choices
 from pipelines.schema_proposal.sampling import Sample, read_sample
@@ -148,8 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--user", default="", metavar="COLUMN", help="groups rows for GAUC (default: guessed)")
     add("--timestamp", default="", metavar="COLUMN", help="the rows' time (default: guessed)")
     add("--drop", type=_names, default=(), metavar="A,B", help="columns to leave out")
-    kinds = ("csv", "tsv", "parquet")
-    add("--format", default="", choices=kinds, help="default: by each file's name")
+    add("--format", default="", choices=NAMES, help="default: by each file's name")
     add("--columns", type=_names, default=(), metavar="A,B", help="names, for a CSV without header")
     add("--delimiter", default="", metavar="CHAR", help="of a CSV (default: a comma)")
     return parser

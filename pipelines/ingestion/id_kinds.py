@@ -17,7 +17,8 @@ from pipelines.ingestion.casting import kind_of_column, split_text
 from pipelines.ingestion.parsing import looks_like
 from pipelines.ingestion.partition import read_manifests
 from pipelines.ingestion.rules import Rule
-from pipelines.ingestion.sources import Source
+from pipelines.ingestion.source import Source
+from trainer.data.discovery import printable
 
 _SAMPLED_FILES = 8
 _SAMPLED_ROWS = 100_000
@@ -35,10 +36,13 @@ def check_columns(source: Source, columns: list[str]) -> None:
     if missing:
         way_out = "; is --delimiter right, or are --columns needed?" if source.is_text else ""
         raise ValueError(
-            f"{source.path}: missing columns: {'; '.join(missing)}; the file has {names}{way_out}"
+            f"{printable(source.path)}: missing columns: {'; '.join(missing)}; the file has "
+            f"{names}{way_out}"
         )
     if repeated:
-        raise ValueError(f"{source.path}: columns that appear more than once: {repeated}")
+        raise ValueError(
+            f"{printable(source.path)}: columns that appear more than once: {repeated}"
+        )
 
 
 def decide_kinds(
@@ -69,10 +73,10 @@ def decide_kinds(
             if not rule.has_kind or not kind or column in said:
                 continue
             if column not in kinds:
-                kinds[column], holder[column] = kind, source.path
+                kinds[column], holder[column] = kind, printable(source.path)
             elif kinds[column] != kind and rule.role != "number":
                 raise ValueError(
-                    f"{source.path}: column {column!r}: expected {kinds[column]}, as in "
+                    f"{printable(source.path)}: column {column!r}: expected {kinds[column]}, as in "
                     f"{holder[column]}, got {source.schema.field(column).type}; the same id would "
                     f"get two numbers; convert the file, or say --type {column}={kinds[column]}"
                 )
@@ -92,7 +96,7 @@ def _kind_in_file(source: Source, rule: Rule) -> str:
     try:
         return kind_of_column(rule, source.schema.field(rule.column).type)
     except ValueError as error:
-        raise ValueError(f"{source.path}: column {rule.column!r}: {error}") from error
+        raise ValueError(f"{printable(source.path)}: column {rule.column!r}: {error}") from error
 
 
 def _sample(

@@ -20,12 +20,15 @@ import pyarrow as pa
 from embeddings.schema.schema import Schema
 from pipelines.ingestion.casting import Times, convert, split_text
 from pipelines.ingestion.column_stats import Statistics, Texts, largest_drifts
+from pipelines.ingestion.formats import open_source
 from pipelines.ingestion.id_kinds import check_columns, decide_kinds, recorded_kinds
 from pipelines.ingestion.parsing import Mask, pc
-from pipelines.ingestion.partition import PartitionConfig, Partitions, day_of_path
+from pipelines.ingestion.partition import PartitionConfig, Partitions
 from pipelines.ingestion.quarantine import Quarantine
 from pipelines.ingestion.rules import Rule, rules
-from pipelines.ingestion.sources import RawRows, Source, SourceConfig, list_sources
+from pipelines.ingestion.source import RawRows, Source, SourceConfig
+from pipelines.ingestion.sources import list_sources
+from trainer.data.discovery import day_of, printable
 
 _DAY_MS = 86_400_000
 _KINDS = ("string", "int", "float")
@@ -81,7 +84,20 @@ class IngestConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestSummary:
-    """What an ingestion did. days: rows written, by day. quarantine: the file, if a row was bad."""
+    """What an ingestion did.
+
+    Args:
+        files: raw files that were read.
+        rows_in: rows of the raw files; those written and those quarantined together.
+        rows_bad: rows in the quarantine.
+        days: rows written, by day.
+        kinds: what each id column was written as.
+        reasons: the most frequent reasons of bad rows.
+        drifts: columns whose statistics moved most.
+        quarantine: the file of bad rows, if there is one.
+        seconds: time taken.
+        notes: what a user should know of how files were found and read.
+    """
 
     files: int
     rows_in: int
@@ -92,6 +108,7 @@ class IngestSummary:
     drifts: list[str]
     quarantine: Path | None
     seconds: float
+    notes: list[str] = field(default_factory=list)
 
 
 class Ingestion:
@@ -133,7 +150,7 @@ class Ingestion:
         """
         started, output, config = time.monotonic(), Path(output), self.config
         paths = list_sources(sources, config.source.format)
-        opened = [config.source.build(path) for path in paths]
+        opened = [open_source(path, config.source) for path in paths]
         for source in opened:
             self._check_source(source)
         numbers = {name for name, rule in self.rules.items() if rule.role not in _NOT_NUMBERS}
@@ -166,6 +183,7 @@ class Ingestion:
                 **(note or {}),
             }
             found = statistics.days(output)
+            notes = [paths.note(), *(note for source in opened for note in source.notes)]
             written = partitions.commit(manifest, found)
         return IngestSummary(
             files=len(paths),
@@ -177,18 +195,21 @@ class Ingestion:
             drifts=largest_drifts(found),
             quarantine=kept,
             seconds=time.monotonic() - started,
+            notes=[note for note in dict.fromkeys(notes) if note],
         )
 
     def _check_source(self, source: Source) -> None:
         check_columns(source, [*self.rules, *self.config.keep])
         lists = [name for name, rule in self.rules.items() if rule.is_list]
         if source.is_text and lists and not self.config.list_separator:
-            raise ValueError(f"{source.path}: columns {lists} are lists; say --list-separator")
-        by_folder = self.config.by_folder or not self.schema.timestamp
-        if by_folder and not self.config.day and not day_of_path(source.path):
             raise ValueError(
-                f"{source.path}: its day is unknown: the schema has no timestamp and the path no "
-                "dt=YYYY-MM-DD folder; say --day"
+                f"{printable(source.path)}: columns {lists} are lists; say --list-separator"
+            )
+        by_folder = self.config.by_folder or not self.schema.timestamp
+        if by_folder and not self.config.day and not day_of(source.path):
+            raise ValueError(
+                f"{printable(source.path)}: its day is unknown: the schema has no timestamp and "
+                "the path no dt=YYYY-MM-DD folder; say --day"
             )
 
     def _append(
@@ -206,6 +227,7 @@ class Ingestion:
             columns[name] = converted.values.cast(rule.output_type(self.kinds.get(name, "")))
             self._name(name, rule, column)
             problems += [(name, mask, why) for mask, why in converted.problems]
+        problems += rows.doubts
         problems += self._uneven_lists(columns) + self._without_labels(columns)
         bad = quarantine.add(source.path, rows, problems)
         for name in self.config.keep:
@@ -260,7 +282,7 @@ class Ingestion:
         if not table.num_rows:
             return []
         if self.config.by_folder or not self.schema.timestamp:
-            return [(self.config.day or day_of_path(path), table)]
+            return [(self.config.day or day_of(path), table)]
         days = table.column(self.schema.timestamp).to_numpy() // _DAY_MS
         parts = []
         for number in np.unique(days):

@@ -19,6 +19,7 @@ from typing import Any
 import fsspec
 
 from embeddings.schema.schema import Schema
+from pipelines.ingestion.formats import open_source
 from pipelines.ingestion.id_kinds import check_columns, decide_kinds, recorded_kinds
 from pipelines.ingestion.ingestion import IngestConfig
 from pipelines.ingestion.partition import read_manifest
@@ -115,7 +116,7 @@ class Intake:
         if not names:
             return self.config.kinds
         paths = list_sources(names, self.config.source.format)
-        opened = [self.config.source.build(path) for path in paths]
+        opened = [open_source(path, self.config.source) for path in paths]
         for source in opened:
             check_columns(source, [*ingestion.rules, *self.config.keep])
         recorded = recorded_kinds(self.output)

@@ -6,21 +6,28 @@ from __future__ import annotations
 import argparse
 
 from pipelines.ingestion.casting import Times
+from pipelines.ingestion.formats import NAMES
 from pipelines.ingestion.ingestion import IngestConfig
 from pipelines.ingestion.parsing import UNITS_MS
-from pipelines.ingestion.sources import SourceConfig
+from pipelines.ingestion.source import MAX_FIELD_LINES, QUOTING, SourceConfig
 
 
 def add_file_options(parser: argparse.ArgumentParser) -> None:
     """Add what concerns the files."""
     default = IngestConfig()
     add, source = parser.add_argument_group("files").add_argument, default.source
-    names = ("csv", "tsv", "parquet")
-    form = "csv, tsv or parquet (default: by each file's name)"
-    add("--format", default="", choices=names, metavar="NAME", help=form)
+    form = f"{', '.join(NAMES)} (default: by each file's name)"
+    add("--format", default="", choices=NAMES, metavar="NAME", help=form)
     add("--columns", default="", metavar="A,B", help="a CSV's columns (default: its first row)")
     cut = "between columns; `tab` for a tab (default: a comma, in .tsv a tab)"
     add("--delimiter", default="", metavar="CHAR", help=cut)
+    quotes = "double (RFC 4180) or none (default: none between tabs, else double)"
+    add("--quoting", default="", choices=QUOTING, metavar="HOW", help=quotes)
+    size = source.max_field_bytes
+    longest = f"bytes of a field beyond which its row is bad (default: {size})"
+    add("--max-field-bytes", metavar="BYTES", type=int, default=size, help=longest)
+    lines = f"lines of a quoted field (default: {MAX_FIELD_LINES}, none that look like rows)"
+    add("--max-field-lines", metavar="LINES", type=int, default=0, help=lines)
     entries = "between the entries of a list in text (default: none, lists are refused)"
     add("--list-separator", default="", metavar="CHAR", help=entries)
     code, nulls = source.encoding, ",".join(source.null_values)
@@ -60,6 +67,9 @@ def config_of(given: argparse.Namespace) -> IngestConfig:
             format=given.format,
             columns=_names(given.columns),
             delimiter=delimiter,
+            quoting=given.quoting,
+            max_field_bytes=given.max_field_bytes,
+            max_field_lines=given.max_field_lines,
             encoding=given.encoding,
             null_values=tuple(given.null_values.split(",")),
         ),

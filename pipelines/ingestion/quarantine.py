@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -16,11 +17,14 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.ingestion.parsing import Mask
-from pipelines.ingestion.sources import RawRows
+from pipelines.ingestion.source import RawRows
+from trainer.data.discovery import printable
 
 _HEADER = ("file", "row", "column", "reason", "value")
 _VALUE_LENGTH = 100
 _EARLY_ROWS = 100_000
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 class Quarantine:
@@ -44,6 +48,7 @@ class Quarantine:
         Raises:
             ValueError: the policy is `fail` and a row is bad.
         """
+        path = printable(path)
         lines = [(path, row, "", why, _short(text)) for row, why, text in rows.malformed]
         bad = np.zeros(len(rows.numbers), np.bool_)
         for column, mask, why in problems:
@@ -67,16 +72,17 @@ class Quarantine:
         """Stop the run if too many of `num_rows` rows are bad.
 
         Raises:
-            ValueError: the share of bad rows is above the limit.
+            ValueError: the share of bad rows is above the limit, or no row is good.
         """
         if not self.rows or (not last and self.rows < _EARLY_ROWS):
             return
         share = self.rows / num_rows
-        if share > self.max_share:
+        if share > self.max_share or (last and self.rows == num_rows):
             kept = self.close(self._failed)
             raise ValueError(
                 f"{self.rows:,} of {num_rows:,} rows are bad ({share:.2%}), more than "
-                f"--max-bad-share {self.max_share:.2%}; {self.summary()}; all are listed in {kept}"
+                f"--max-bad-share {self.max_share:.2%} or all; {self.summary()}; they are listed "
+                f"in {kept}"
             )
 
     def summary(self, count: int = 3) -> str:
@@ -106,7 +112,7 @@ class Quarantine:
             writer = csv.writer(file)
             if is_new:
                 writer.writerow(_HEADER)
-            writer.writerows(lines)
+            writer.writerows([_cell(cell) for cell in line] for line in lines)
         self.reasons.update((column, why) for _, _, column, why, _ in lines)
 
 
@@ -114,6 +120,15 @@ def _text(value: pa.Scalar) -> str:
     if not value.is_valid:
         return ""
     return _short(str(value.as_py()))
+
+
+def _cell(value: str | int) -> str | int:
+    """Return a cell that a spreadsheet does not take for a formula: a text that could be one gets
+    an apostrophe in front, as spreadsheets write it themselves. Numbers stay.
+    """
+    if isinstance(value, str) and value.startswith(_FORMULA) and not _NUMBER.fullmatch(value):
+        return f"'{value}"
+    return value
 
 
 def _short(text: str) -> str:

@@ -18,10 +18,13 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from pipelines.ingestion.casting import split_text
+from pipelines.ingestion.formats import open_source
+from pipelines.ingestion.formats.streams import compression_of
 from pipelines.ingestion.parsing import looks_like, parse_integers
-from pipelines.ingestion.sources import SourceConfig, list_sources
+from pipelines.ingestion.source import SourceConfig
+from pipelines.ingestion.sources import list_sources
 from trainer.data.columns import is_list, kind_of, read_lists
-from trainer.data.files import day_of
+from trainer.data.discovery import day_of, openable
 
 pc: Any = pyarrow.compute
 _ROWS = 131_072
@@ -69,7 +72,7 @@ def read_sample(paths: list[str], config: SourceConfig | None = None, rows: int 
     found = sorted(list_sources(paths, config.format), key=lambda path: (day_of(path), path))
     days = len({day_of(path) for path in found} - {""})
     kept = [found[i] for i in _spread(len(found), _FILES)]
-    text = [path for path in kept if config.build(path).is_text]
+    text = [path for path in kept if open_source(path, config).is_text]
     if text and len(text) < len(kept):
         other = next(path for path in kept if path not in text)
         raise ValueError(
@@ -95,7 +98,7 @@ def _spread(length: int, count: int) -> list[int]:
 
 def _read_parquet(paths: list[str], rows: int) -> Sample:
     try:
-        files = [pq.ParquetFile(path, memory_map=True) for path in paths]
+        files = [pq.ParquetFile(openable(path), memory_map=True) for path in paths]
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"a file of {Path(paths[0]).parent} is no Parquet: {error}") from error
     groups = [
@@ -162,7 +165,7 @@ def _read_column(
     chunks, size = [], 0
     for file, number, rows in pieces:
         batches = file.iter_batches(rows, row_groups=[number], columns=[name])
-        column = next(batches).column(0)
+        column = next(batches).column(name)  # a struct's field may have the same path
         size += column.nbytes
         chunks.append(_plain(column))
         if size > _COLUMN_BYTES:
@@ -217,7 +220,7 @@ def _read_text(paths: list[str], config: SourceConfig, rows: int) -> Sample:
     chosen = [paths[i] for i in _spread(len(paths), _TEXT_FILES)]
     batches, taken, total, compressed = [], 0, 0.0, False
     for path in chosen:
-        source, got, size = config.build(path), 0, 0
+        source, got, size = open_source(path, config), 0, 0
         for part in source.rows(source.schema.names):
             records = part.records.slice(0, -(-rows // len(chosen)) - got)
             batches.append(records)
@@ -225,7 +228,7 @@ def _read_text(paths: list[str], config: SourceConfig, rows: int) -> Sample:
             if got * len(chosen) >= rows:
                 # Text lies in memory about as in its file: an offset more, a separator less.
                 total += max(got, got * Path(path).stat().st_size / max(size, 1))
-                compressed |= path.endswith((".gz", ".zst", ".bz2"))
+                compressed |= bool(compression_of(path))
                 break
         else:
             total += got

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.ingest import _parser, describe, ingest, main
-from pipelines.ingestion import sources
 from pipelines.ingestion.column_stats import Texts
+from pipelines.ingestion.formats import open_source
 from pipelines.ingestion.ingestion import IngestConfig
 from pipelines.ingestion.quarantine import Quarantine
-from pipelines.ingestion.sources import Source, SourceConfig
+from pipelines.ingestion.source import SourceConfig
 from tests.support.raw_logs import (
     BARS,
     COLUMNS,
@@ -156,33 +156,7 @@ def test_bad_rows_are_set_aside_with_file_row_column_reason_and_value(tmp_path):
     assert "10 quarantined" in describe(summary)
 
 
-class ReadAhead:
-    """A CSV reader whose thread is as far ahead as can be: at the end before the first block."""
-
-    def __init__(self, reader):
-        self.reader, self.schema = reader, reader.schema
-
-    def __enter__(self):
-        with self.reader:
-            self.blocks = list(self.reader)
-        return self
-
-    def __iter__(self):
-        return iter(self.blocks)
-
-    def __exit__(self, *_):
-        pass
-
-
-@pytest.fixture(params=["as Arrow has it", "far ahead"])
-def reading(request, monkeypatch):
-    """Read CSVs with Arrow's own thread, and with one that nothing holds back."""
-    if request.param == "far ahead":
-        opened = Source._open_text
-        monkeypatch.setattr(Source, "_open_text", lambda *them: ReadAhead(opened(*them)))
-
-
-def test_row_numbers_count_skipped_rows_in_every_block(tmp_path, reading):
+def test_row_numbers_count_skipped_rows_in_every_block(tmp_path):
     lines = [f"{i},{NOON},{2 if i % 7 == 0 else 1}" + ",x" * (i % 5 == 0) for i in range(1, 200)]
     (tmp_path / "log.csv").write_text("user,ts,click\n" + "\n".join(lines) + "\n")
     config = IngestConfig(max_bad_share=1.0, source=SourceConfig(block_bytes=256))
@@ -194,7 +168,7 @@ def test_row_numbers_count_skipped_rows_in_every_block(tmp_path, reading):
     assert read_day(tmp_path / "out").column("user").to_pylist() == good
 
 
-def test_the_bad_row_that_policy_fail_names_is_the_files_first(tmp_path, reading):
+def test_the_bad_row_that_policy_fail_names_is_the_files_first(tmp_path):
     lines = [f"{i},{NOON},{2 if i == 120 else 1}" + ",x" * (i == 150) for i in range(1, 200)]
     (tmp_path / "log.csv").write_text("user,ts,click\n" + "\n".join(lines) + "\n")
     config = IngestConfig(on_bad_row="fail", source=SourceConfig(block_bytes=256))
@@ -202,12 +176,14 @@ def test_the_bad_row_that_policy_fail_names_is_the_files_first(tmp_path, reading
         ingest([str(tmp_path / "log.csv")], flat_schema(), tmp_path / "out", config)
 
 
-def test_a_file_of_malformed_rows_ends_before_it_fills_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_MOST_WAITING", 100)
-    lines = ["user,ts,click", *["1,2"] * 101, f"1,{NOON},1"]
+def test_malformed_rows_are_handed_on_block_by_block(tmp_path):
+    lines = ["user,ts,click", *["1,2"] * 1_000, f"1,{NOON},1"]
     (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
-    with pytest.raises(ValueError, match=r"log.csv: .*Expected 3 columns, got 2.*--columns right"):
-        ingest([str(tmp_path / "log.csv")], flat_schema(), tmp_path / "out")
+    source = open_source(
+        str(tmp_path / "log.csv"), SourceConfig(block_bytes=256, max_field_bytes=9)
+    )
+    sizes = [len(rows.malformed) for rows in source.rows(["user", "ts"])]
+    assert sum(sizes) == 1_000 and max(sizes) < 100, "so that no file of them fills the memory"
 
 
 def test_bytes_that_are_no_text_are_escaped_and_other_encodings_are_read(tmp_path):
@@ -323,16 +299,16 @@ def test_an_ingestion_that_comes_second_takes_nothing_from_the_first(tmp_path, m
         assert [int(row["row"]) for row in csv.DictReader(file)] == [2, 200]
 
 
-def test_lines_that_an_unclosed_quote_took_along_count_and_are_kept(tmp_path):
+def test_a_quote_that_is_not_closed_costs_its_own_line(tmp_path):
     rows = [f"{i},{NOON},1" for i in range(1, 301)]
     rows[99] = f'"100,{NOON},1'
     (tmp_path / "log.csv").write_text("user,ts,click\n" + "\n".join(rows) + "\n")
-    with pytest.raises(ValueError, match="bad"):
-        ingest([str(tmp_path / "log.csv")], flat_schema(), tmp_path / "strict", IngestConfig())
-    config = IngestConfig(max_bad_share=1.0)
-    summary = ingest([str(tmp_path / "log.csv")], flat_schema(), tmp_path / "out", config)
-    assert (summary.rows_in, summary.rows_bad) == (300, 201)
+    summary = ingest([str(tmp_path / "log.csv")], flat_schema(), tmp_path / "out")
+    assert (summary.rows_in, summary.rows_bad) == (300, 1)
     with summary.quarantine.open(newline="") as file:
-        found = list(csv.DictReader(file))
-    assert "with 200 more lines, as a quote in it is not closed" in found[0]["reason"]
-    assert [row["value"] for row in found[1:]] == rows[100:]
+        (found,) = csv.DictReader(file)
+    assert found["row"] == "100" and found["value"] == rows[99]
+    assert "a quote opens a field and does not close it" in found["reason"]
+    config = IngestConfig(source=SourceConfig(quoting="none"))
+    summary = ingest([str(tmp_path / "log.csv")], flat_schema(), tmp_path / "none", config)
+    assert (summary.rows_in, summary.rows_bad) == (300, 0)

@@ -15,7 +15,7 @@ from pipelines.ingestion import partition
 from pipelines.ingestion.casting import Times
 from pipelines.ingestion.ingestion import IngestConfig
 from pipelines.ingestion.partition import PartitionConfig, Partitions, read_manifests
-from pipelines.ingestion.sources import SourceConfig
+from pipelines.ingestion.source import SourceConfig
 from tests.support.raw_logs import (
     BARS,
     GOOD,
