@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from embeddings.schema.schema import schema_from_dict
+from embeddings.schema.strict_yaml import parse_yaml
 from pipelines.ingestion.formats import NAMES
 from pipelines.ingestion.source import SourceConfig
 from pipelines.schema_proposal.proposal import Proposal, propose
@@ -53,7 +54,7 @@ def write_schema(proposal: Proposal, sample: Sample, source: str) -> str:
         lines.append("# Left out:")
         lines += [f"#   {name}: {reason}" for name, reason in roles.left_out.items()]
     text = "\n".join(lines) + "\n"
-    schema_from_dict(yaml.safe_load(text), "the proposal")
+    schema_from_dict(parse_yaml(text, "the proposal"), "the proposal")
     return text
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from embeddings.schema.features import DenseFeature, Label, SparseFeature
 from embeddings.schema.lifetime import DynamicConfig
 from embeddings.schema.plain import from_plain, suggest
+from embeddings.schema.strict_yaml import load_yaml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,20 +191,10 @@ def schema_from_dict(values: dict[str, Any], source: str = "schema") -> Schema:
 
 
 def load_schema(path: str | Path) -> Schema:
-    """Read a Schema from a YAML file (safe loader).
+    """Read a Schema from a YAML file.
 
     Raises:
-        ValueError: not readable, not YAML, or an unknown, missing or wrongly typed key, with file
-            and path.
+        ValueError: not readable, not YAML, a repeated, unknown or missing key, or a value of a
+            wrong type, with file and place.
     """
-    import yaml
-
-    try:
-        # The parser in C, where PyYAML was built with it.
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        values = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=loader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: expected a schema as YAML, cannot read it: {error}") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    return from_plain(Schema, values, str(path))
+    return from_plain(Schema, load_yaml(path), str(path))

@@ -81,7 +81,7 @@ def test_yaml_that_is_none_is_refused_with_its_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"schema\.yaml: expected a mapping, got NoneType"):
         load_schema(path)
     for unreadable in (tmp_path, tmp_path / "nothing.yaml"):
-        with pytest.raises(ValueError, match=rf"{unreadable}: expected a schema as YAML, cannot"):
+        with pytest.raises(ValueError, match=rf"{unreadable}: expected YAML in UTF-8, cannot"):
             load_schema(unreadable)
 
 
