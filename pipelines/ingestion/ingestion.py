@@ -173,15 +173,8 @@ class Ingestion:
             if not days:
                 raise ValueError(f"expected rows, got none in {len(paths)} files: {sources}")
             kept = bad.close(f"{days[0]}_{days[-1]}")
-            manifest = {
-                "schema": self.schema.fingerprint(),
-                "kinds": self.kinds,
-                "texts": self.texts.columns(),
-                "sources": sources,
-                "rows_in": rows_in,
-                "rows_quarantined": bad.rows,
-                **(note or {}),
-            }
+            counts = {"sources": sources, "rows_in": rows_in, "rows_quarantined": bad.rows}
+            manifest = {**self._written_by(), **counts, **(note or {})}
             found = statistics.days(output)
             notes = [paths.note(), *(note for source in opened for note in source.notes)]
             written = partitions.commit(manifest, found)
@@ -197,6 +190,14 @@ class Ingestion:
             seconds=time.monotonic() - started,
             notes=[note for note in dict.fromkeys(notes) if note],
         )
+
+    def _written_by(self) -> dict[str, Any]:
+        """Return what a day's manifest says of the schema and the ids it was written with."""
+        return {
+            "schema": self.schema.fingerprint(),
+            "kinds": self.kinds,
+            "texts": self.texts.columns(),
+        }
 
     def _check_source(self, source: Source) -> None:
         check_columns(source, [*self.rules, *self.config.keep])
