@@ -5,16 +5,16 @@ A and B are checkpoints or runs' folders. Both predict every row of the same day
 JSON on standard output (a summary goes to standard error), holds
 
   models       metrics of each, with `intervals` of 95 %
-  differences  A - B in AUC, GAUC, logloss, normalised entropy and calibration, each with an
-               interval; how far the predictions moved (`drift`, `mean_move`)
+  differences  A - B in every metric, each with an interval; how far the predictions moved
+               (`drift`, `mean_move`)
   labels       the same of every label that both models have, where there are several
   slices       the same by the values of each column of --slice-by, or by `day`
 
-Above `labels` all numbers are of the first label. How intervals come about: `paired.py`. One
-process; rows are kept in memory: each takes 8 bytes, 12 more a label, and 32 while one is compared,
-of each model.
+Above `labels` all numbers are of the first label. How intervals come about: `metrics/bootstrap.py`.
+Runs alone or under torchrun, at any world size. The first model's scores are kept: 4 bytes a row
+and label, on the rank that predicts the row.
 
-Shapes: N rows, K labels.
+Shapes: B examples, K labels.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
 from models.ranking import Predictions
 from trainer.checkpoint.storage import Folder
+from trainer.data.loader import LoaderConfig
+from trainer.evaluation.comparison import Comparison, checksum
 from trainer.evaluation.evaluate import (
     choose_rows,
     evaluate,
@@ -38,7 +42,7 @@ from trainer.evaluation.evaluate import (
     real_rows,
 )
 from trainer.evaluation.slices import SliceCodes
-from trainer.metrics.paired import Rows, assess
+from trainer.metrics.metrics import communication_device
 from trainer.runtime.atomic_files import json_ready
 from trainer.runtime.exit_codes import exit_code
 from trainer.runtime.program import program
@@ -46,115 +50,154 @@ from trainer.runtime.runtime import Runtime, start
 from trainer.telemetry.summary_lines import compared_lines
 from trainer.warm_start.policies import resolve
 
+# Scores, labels and weights (B, K) and users (B,), in host memory.
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Codes = dict[str, NDArray[np.int32]]
 
-class Answers(NamedTuple):
-    """What a model says of N rows of a log: its metrics, and each row.
 
-    columns: scores, labels and weights (N, K) each. users: (N,). slices: by column, the slices'
-    names and the position (N,) among them.
+class Rows(NamedTuple):
+    """Which rows all models predict: of a log, its days and share of rows, by which loader."""
+
+    data: str
+    chosen: tuple[str, str]
+    loader: LoaderConfig
+
+
+class Model:
+    """A checkpoint's model, opened on the rows that it is to predict. Collective.
+
+    Args:
+        path: The checkpoint.
+        rows: Which rows.
+        runtime: This process among the others.
+        slice_by: Columns.
+
+    Attributes:
+        slices: The names of the slices of each column.
+
+    Raises:
+        ValueError: no checkpoint there, or data that does not fit its schema.
     """
 
-    metrics: dict[str, Any]
-    labels: tuple[str, ...]
-    columns: tuple[NDArray[np.float32], ...]
-    users: NDArray[np.int64]
-    slices: dict[str, tuple[Sequence[str], NDArray[np.int64]]]
+    def __init__(
+        self, path: Folder, rows: Rows, runtime: Runtime, slice_by: Sequence[str] = ()
+    ) -> None:
+        self._opened = open_checkpoint(path, rows.data, rows.chosen, runtime, rows.loader)
+        config, files = self._opened.config, self._opened.loader.files
+        self._codes = [SliceCodes(one, config, files, runtime) for one in slice_by]
+        self.slices = {one.column: one.names for one in self._codes}
 
-    def of(self, label: int) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return the rows that have a label, and which of all they are."""
-        counted = self.columns[2][:, label] > 0
-        scores, labels, weights = (one[counted, label].astype(np.float64) for one in self.columns)
-        rows = Rows(scores=scores, labels=labels, weights=weights, users=self.users[counted])
-        return rows, counted
+    def predict(self, take: Callable[[Batch, Codes], object]) -> dict[str, Any]:
+        """Predict every row and return the metrics. Collective.
+
+        Args:
+            take: Is given each batch, and the slices (B,) of its rows by column.
+        """
+
+        def keep(found: Predictions) -> None:
+            scores, labels, weights, users = (one.cpu() for one in real_rows(found))
+            codes = {one.column: one.of(len(users)).astype(np.int32) for one in self._codes}
+            take((scores.float(), labels.float(), weights.float(), users), codes)
+
+        opened = self._opened
+        metrics = evaluate(opened.pipeline, opened.loader, opened.config, keep)
+        opened.loader.close()
+        for one in self._codes:
+            one.close()
+        return metrics
 
 
-def predict(
-    path: Folder,
-    data: str,
-    chosen: tuple[str, str],
+class Checked:
+    """Checksums of what each model was given of a row beside its features.
+
+    Args:
+        labels: Of each model, its labels' names.
+        shared: Those that all have.
+    """
+
+    def __init__(self, labels: Sequence[Sequence[str]], shared: Sequence[str]) -> None:
+        self._places = [[0, *(one.index(name) for name in shared)] for one in labels]
+        self._sums, self._rows = [0] * len(labels), [0] * len(labels)
+        self._weight = 0.0
+
+    def add(self, model: int, batch: Batch) -> None:
+        """Add a batch that a model was given."""
+        _, labels, weights, users = (one.numpy() for one in batch)
+        places = self._places[model]
+        columns = [labels[:, places], weights[:, places], users]
+        self._sums[model] = checksum(columns, self._sums[model])
+        self._rows[model] += len(users)
+        self._weight += float(weights[:, 0].sum())
+
+    def check(self, data: str, label: str) -> None:
+        """Refuse rows without a label, and models of different rows. Collective.
+
+        Raises:
+            ValueError: there are such.
+        """
+        differ = any(one != self._sums[0] for one in self._sums)
+        found = torch.tensor([float(differ), self._weight, *map(float, self._rows)])
+        device = communication_device(None)
+        if device is not None:
+            found = found.to(device)
+            dist.all_reduce(found)
+        differing, weight, *rows = found.tolist()
+        if differing:
+            counts = " and ".join(f"{one:,.0f}" for one in rows)
+            raise ValueError(
+                f"compare: the models predict different rows ({counts}); their schemas must name "
+                "the same label, weight and user"
+            )
+        if not weight:
+            raise ValueError(
+                f"{data}: expected rows with a label {label!r}, got none; choose other days"
+            )
+
+
+def compare(
+    paths: Sequence[Folder],
+    rows: Rows,
     runtime: Runtime,
     slice_by: Sequence[str] = (),
-) -> Answers:
-    """Return what the model at `path` says of rows of a log.
-
-    chosen: the days and the share of rows, as `choose_rows` returns them. slice_by: columns.
-
-    Raises:
-        ValueError: no checkpoint there, data that does not fit its schema, or no row with a label.
-    """
-    opened = open_checkpoint(path, data, chosen, runtime)
-    schema = opened.config.schema
-    sliced = [SliceCodes(one, opened.config, opened.loader.files, runtime) for one in slice_by]
-    parts: list[tuple[NDArray, ...]] = []
-
-    def keep(found: Predictions) -> None:
-        *columns, users = (one.cpu().numpy() for one in real_rows(found))
-        codes = (one.of(len(users)) for one in sliced)
-        parts.append((*(one.astype(np.float32) for one in columns), users, *codes))
-
-    metrics = evaluate(opened.pipeline, opened.loader, opened.config, keep)
-    opened.loader.close()
-    scores, labels, weights, users, *codes = (
-        np.concatenate(one) for one in zip(*parts, strict=True)
-    )
-    for one in sliced:
-        one.close()
-    if not weights[:, 0].any():
-        raise ValueError(
-            f"{data}: expected rows with a label {schema.labels[0].name!r}, got none; choose other "
-            "days"
-        )
-    return Answers(
-        metrics=metrics,
-        labels=tuple(label.name for label in schema.labels),
-        columns=(scores, labels, weights),
-        users=users if schema.user else np.arange(len(users)),
-        slices={one.column: (one.names, code) for one, code in zip(sliced, codes, strict=True)},
-    )
-
-
-def report(answers: Sequence[Answers], replicates: int) -> dict[str, Any]:
-    """Return what is said of one model or two.
+    replicates: int = 200,
+) -> dict[str, Any]:
+    """Return what is said of the models at `paths`, one or two. Collective.
 
     Raises:
-        ValueError: they are not of the same rows.
+        ValueError: as `Model`; no row has the first label; or the models were given other rows.
     """
-    first, counted = answers[0].of(0)
-    models = [first, *(other.of(0)[0] for other in answers[1:])]
-    whole = assess(models, replicates)
-    found: dict[str, Any] = {
-        "models": [
-            one.metrics | {"intervals": own["intervals"]}
-            for one, own in zip(answers, whole["models"], strict=True)
-        ]
-    }
-    if "differences" in whole:
-        found["differences"] = whole["differences"]
-    shared = [name for name in answers[0].labels if all(name in one.labels for one in answers)]
-    if len(shared) > 1:
-        found["labels"] = {}
-        for name in shared:
-            places = [one.labels.index(name) for one in answers]
-            rows = [one.of(place)[0] for one, place in zip(answers, places, strict=True)]
-            found["labels"][name] = assess(rows, replicates) if any(places) else whole
-    if answers[0].slices:
-        found["slices"] = {
-            column: _by_slice(models, names, codes[counted], replicates)
-            for column, (names, codes) in answers[0].slices.items()
-        }
-    return found
+    configs = [read_config(path)[0] for path in paths]
+    labels = [[label.name for label in one.schema.labels] for one in configs]
+    shared = [name for name in labels[0] if all(name in one for one in labels)]
+    checked = Checked(labels, shared)
+    before: list[tuple[torch.Tensor, Codes]] = []
 
+    def store(batch: Batch, codes: Codes) -> None:
+        checked.add(0, batch)
+        before.append((batch[0], codes))
 
-def _by_slice(
-    models: Sequence[Rows], names: Sequence[str], codes: NDArray[np.int64], replicates: int
-) -> list[dict[str, Any]]:
-    """Return what is said of the rows of each slice that has some."""
-    found = []
-    for number, name in enumerate(names):
-        chosen = np.flatnonzero(codes == number)
-        if len(chosen):
-            said = assess([one.take(chosen) for one in models], replicates)
-            found.append({"slice": name, "rows": len(chosen), **said})
+    model = Model(paths[0], rows, runtime, slice_by)
+    slices, metrics = model.slices, []
+    if len(paths) > 1:
+        metrics.append(model.predict(store))
+        del model  # its tables make room for the next one's
+        model = Model(paths[1], rows, runtime)
+    comparison = Comparison(labels, slices, bool(configs[0].schema.user), replicates)
+    taken = iter(before)
+
+    def take(batch: Batch, codes: Codes) -> None:
+        checked.add(len(paths) - 1, batch)
+        scores = [batch[0]]
+        if len(paths) > 1:
+            first, codes = next(taken)
+            scores = [first, batch[0]]
+        comparison.update(scores, batch[1:], codes)
+
+    metrics.append(model.predict(take))
+    checked.check(rows.data, labels[0][0])
+    found = comparison.finish()
+    pairs = zip(metrics, found["models"], strict=True)
+    found["models"] = [one | {"intervals": own["intervals"]} for one, own in pairs]
     return found
 
 
@@ -185,17 +228,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         days, share, note = choose_rows(own[0], options.data, options.days)
         notes = [note, *(choose_rows(one, options.data, days)[2] for one in own[1:] if days)]
         for path, one in zip(options.models, notes, strict=False):
-            if one:
+            if one and runtime.is_first:
                 print(f"note: {path}: {one}", file=sys.stderr, flush=True)
-        by = [options.slice_by, []]  # the rows are the same, and so are their slices
-        answers = [
-            predict(path, options.data, (days, share), runtime, columns)
-            for path, columns in zip(paths, by, strict=False)
-        ]
-        found = report(answers, options.replicates)
-        print(json.dumps(json_ready(found)), flush=True)
-        lines = compared_lines(options.models, found)
-        print(*lines, sep="\n", file=sys.stderr, flush=True)
+        rows = Rows(options.data, (days, share), own[0].loader)
+        found = compare(paths, rows, runtime, options.slice_by, options.replicates)
+        if runtime.is_first:
+            print(json.dumps(json_ready(found)), flush=True)
+            lines = compared_lines(options.models, found)
+            print(*lines, sep="\n", file=sys.stderr, flush=True)
         runtime.stop()
 
     return exit_code(work)

@@ -33,7 +33,7 @@ from trainer.distributed.parallelize import plain_parts
 from trainer.distributed.precision import DTYPES
 from trainer.evaluation.diagnostics import Watch, diagnose_model
 from trainer.evaluation.evaluate import evaluate
-from trainer.metrics.depth import LabelDepths
+from trainer.metrics.details import Details
 from trainer.metrics.metrics import undefined
 from trainer.progress import Progress, plan_steps
 from trainer.resume import RunState, begin, resume
@@ -145,8 +145,8 @@ class Trainer:
                     progress.end_epoch(len(self.train_loader))
                     if config.evaluate_epochs and progress.step < self.end_step:
                         self._evaluate(keep=config.checkpoint.keep_best > 0)
-                depth = LabelDepths([label.name for label in config.schema.labels])
-                metrics = self._evaluate(keep=True, depth=depth)
+                details = Details()
+                metrics = self._evaluate(keep=True, details=details)
                 with self.watchdog.paused():
                     self.saver.wait(last=True)
             except BaseException:
@@ -166,7 +166,7 @@ class Trainer:
         if self.runtime.is_first:
             timed = self.pipeline.phases
             spent = {"sampled_steps": timed.samples, "phase_seconds": timed.seconds}
-            write_json(self.output / EVALUATION, {"step": progress.step, **depth.values, **spent})
+            write_json(self.output / EVALUATION, {"step": progress.step, **details.values, **spent})
             write_json(self.output / METRICS, metrics)
         self.telemetry.say(f"done: {self.output / METRICS}")
         return metrics
@@ -238,12 +238,12 @@ class Trainer:
         for message in self.label_weights.interval(step) + self.table_stats.interval(step):
             self.telemetry.say(message, loud=True)
 
-    def _evaluate(self, keep: bool, depth: LabelDepths | None = None) -> dict[str, Any]:
+    def _evaluate(self, keep: bool, details: Details | None = None) -> dict[str, Any]:
         """Evaluate on the test rows and measure the towers' effective ranks.
 
         Args:
             keep: whether the model gets a checkpoint, which is written meanwhile.
-            depth: where to collect intervals and reliability; None: neither.
+            details: where to collect intervals and reliability; None: neither.
         """
         step = self.progress.step
         if keep and self.saver.written_step != step:
@@ -257,7 +257,7 @@ class Trainer:
                 watched.note(predictions)
                 self.watchdog.beat(f"evaluating after step {step:,}")
 
-            metrics = evaluate(self.pipeline, self.test_loader, self.config, note, depth)
+            metrics = evaluate(self.pipeline, self.test_loader, self.config, note, details)
         model = plain_parts(self.parallel, self.dense)
         with self.precision.autocast(), uncompiled(self.config.parallel.compile):
             ranks = diagnose_model(self.parallel, watched, model)

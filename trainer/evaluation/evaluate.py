@@ -26,12 +26,12 @@ from trainer.checkpoint.layout import MANIFEST, RUN, read_manifest
 from trainer.checkpoint.storage import Folder
 from trainer.config.config import TrainConfig, config_from_dict
 from trainer.data.files import LogFile, check_families, days_of
-from trainer.data.loader import Loader
+from trainer.data.loader import Loader, LoaderConfig
 from trainer.data.splits import days_within, describe_days, parse_days
 from trainer.distributed.parallelize import ParallelConfig
 from trainer.distributed.train_pipeline import Pipeline
 from trainer.evaluation.slices import Slices
-from trainer.metrics.depth import LabelDepths
+from trainer.metrics.details import Details
 from trainer.metrics.metrics import Metrics, undefined
 from trainer.runtime.memory import check_tables
 from trainer.runtime.runtime import Runtime
@@ -42,16 +42,22 @@ def evaluate(
     loader: Loader,
     config: TrainConfig,
     keep: Callable[[Predictions], object] | None = None,
-    depth: LabelDepths | None = None,
+    details: Details | None = None,
 ) -> dict[str, Any]:
     """Predict every row of `loader` once and return metrics over all ranks. Collective.
 
-    keep: is given every batch's predictions, of which the first `num_examples` are no padding.
-    depth: is given all rows, and finds its `values`.
+    Args:
+        pipeline: Of the model.
+        loader: Of the test rows.
+        config: Of the run.
+        keep: Is given every batch's predictions, of which the first `num_examples` are no padding.
+        details: Is given all rows, and finds its `values`.
     """
     metrics = Metrics(
         [label.name for label in config.schema.labels], grouped=bool(config.schema.user)
     )
+    if details is not None:
+        details.begin(metrics)
     module = pipeline.parallel.module
     was_training = module.training
     module.eval()
@@ -61,13 +67,13 @@ def evaluate(
             for predictions in _predict(pipeline, batches):
                 rows = real_rows(predictions)
                 metrics.update(*rows)
-                if depth is not None:
-                    depth.update(*rows)
+                if details is not None:
+                    details.update(*rows)
                 if keep is not None:
                     keep(predictions)
             found = metrics.compute()
-            if depth is not None:
-                depth.finish(metrics, found)
+            if details is not None:
+                details.finish(found)
             return found
     finally:
         module.train(was_training)
@@ -141,10 +147,22 @@ def read_config(path: Folder) -> tuple[TrainConfig, dict[str, Any]]:
         raise ValueError(f"{path / MANIFEST}: {error}; use the version that wrote it") from error
 
 
-def open_checkpoint(path: Folder, data: str, chosen: tuple[str, str], runtime: Runtime) -> Opened:
+def open_checkpoint(
+    path: Folder,
+    data: str,
+    chosen: tuple[str, str],
+    runtime: Runtime,
+    reading: LoaderConfig | None = None,
+) -> Opened:
     """Load the model of a checkpoint and open the rows of `data`. Collective.
 
-    chosen: the days and the share of rows, as `choose_rows` returns them.
+    Args:
+        path: The checkpoint.
+        data: The log.
+        chosen: The days and the share of rows, as `choose_rows` returns them.
+        runtime: This process among the others.
+        reading: Settings of the loader in place of the checkpoint's own: the order of the rows on a
+            rank depends on them.
 
     Raises:
         ValueError: no checkpoint there, or data that does not fit its schema.
@@ -155,7 +173,9 @@ def open_checkpoint(path: Folder, data: str, chosen: tuple[str, str], runtime: R
     )
     # Without optimizer states and gradients there is nothing to spread.
     sharding = ParallelConfig(sharding=config.parallel.sharding)
-    config = dataclasses.replace(config, data=log, parallel=sharding)
+    config = dataclasses.replace(
+        config, data=log, parallel=sharding, loader=reading or config.loader
+    )
     loader = open_loader(config, runtime, train=False)
     trained = LogFile(
         path="the training log", row_group_rows=(), families=tuple(manifest["families"].items())
@@ -174,8 +194,10 @@ def open_checkpoint(path: Folder, data: str, chosen: tuple[str, str], runtime: R
 class Detail:
     """What an evaluation says beside the metrics.
 
-    deep: intervals, reliability and users by activity, of every label (`depth.py`). replicates: of
-    the bootstrap. slice_by: columns, or `day` (`slices.py`).
+    Args:
+        deep: Whether to find intervals, reliability and users by activity, of every label.
+        replicates: Of the bootstrap.
+        slice_by: Columns, or `day` (`slices.py`).
     """
 
     deep: bool = False
@@ -211,7 +233,7 @@ def evaluate_checkpoint(
     opened = open_checkpoint(path, data, (days, rows), runtime)
     detail = detail or Detail()
     labels = [label.name for label in opened.config.schema.labels]
-    depth = LabelDepths(labels, detail.replicates) if detail.deep else None
+    details = Details(detail.replicates) if detail.deep else None
     slices = [
         Slices(column, opened.config, opened.loader.files, runtime) for column in detail.slice_by
     ]
@@ -220,8 +242,8 @@ def evaluate_checkpoint(
         for one in slices:
             one.update(*real_rows(predictions))
 
-    metrics = evaluate(opened.pipeline, opened.loader, opened.config, keep, depth)
-    found = dict(depth.values) if depth is not None else {}
+    metrics = evaluate(opened.pipeline, opened.loader, opened.config, keep, details)
+    found = dict(details.values) if details is not None else {}
     if slices:
         found["slices"] = {one.column: one.compute() for one in slices}
     opened.loader.close()

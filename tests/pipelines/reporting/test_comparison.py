@@ -11,8 +11,8 @@ import pytest
 
 from pipelines.reporting.comparison import comparison_table, leader, verdict
 from pipelines.reporting.run_data import Run
+from tests.support.paired import Rows, assess, compare
 from trainer.metrics.auc import ScoreDistribution
-from trainer.metrics.paired import Rows, assess, compare
 
 
 def run(name, auc, error=0.003, **metrics):

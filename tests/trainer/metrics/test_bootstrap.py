@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.metrics.depth import _POISSON, Depth, LabelDepths
+from trainer.metrics.bootstrap import _POISSON, Bootstrap
+from trainer.metrics.details import Details
 from trainer.metrics.gauc import NO_USER
 from trainer.metrics.metrics import Metrics
 
@@ -22,18 +23,20 @@ def rows(count=20_000, users=600, seed=0):
     return score, label, weight, user
 
 
-def feed(depth, metrics, parts, batch=700):
+def feed(metrics, parts, replicates=100, batch=700):
+    details = Details(replicates)
+    details.begin(metrics)
     for start in range(0, len(parts[0]), batch):
         part = [torch.from_numpy(one[start : start + batch]) for one in parts]
         batch_rows = (*(one[:, None] for one in part[:3]), part[3])
         metrics.update(*batch_rows)
-        depth.update(*batch_rows)
-    depth.finish(metrics, metrics.compute())
-    return depth.values
+        details.update(*batch_rows)
+    details.finish(metrics.compute())
+    return details.values
 
 
 def deep(parts, replicates=100, **options):
-    return feed(Depth(replicates), Metrics(["click"], **options), parts)
+    return feed(Metrics(["click"], **options), parts, replicates)
 
 
 def area(score, label, weight):
@@ -164,7 +167,7 @@ def test_gauc_by_activity_is_that_of_the_users_in_each_range():
 def test_how_often_a_user_counts_follows_poisson():
     assert _POISSON.mean() == pytest.approx(1, abs=1e-3)
     assert _POISSON.var() == pytest.approx(1, abs=1e-3)
-    draws = Depth(40)._draw(np.arange(5_000))
+    draws = Bootstrap(Metrics(["click"]), replicates=40)._draw(np.arange(5_000))
     assert (draws[0] == 1).all()
     assert draws[1:].mean() == pytest.approx(1, abs=0.01)
     assert np.abs(np.corrcoef(draws[1:]) - np.eye(40)).max() < 0.08
@@ -185,17 +188,18 @@ def test_every_label_has_intervals_reliability_and_activity_of_its_own():
     columns = [np.stack(pair, 1) for pair in ((score, 1 - score), (label, 1 - label))]
     columns.append(np.stack([weight, other], 1))
     batch = [torch.from_numpy(one) for one in (*columns, user)]
-    metrics, depths = Metrics(["click", "like"]), LabelDepths(["click", "like"], 20)
+    metrics, details = Metrics(["click", "like"]), Details(20)
+    details.begin(metrics)
     metrics.update(*batch)
-    depths.update(*batch)
-    depths.finish(metrics, metrics.compute())
-    found = depths.values
+    details.update(*batch)
+    details.finish(metrics.compute())
+    found = details.values
     assert list(found["labels"]) == ["click", "like"]
     for name, parts in (
         ("click", (score, label, weight, user)),
         ("like", (1 - score, 1 - label, other, user)),
     ):
-        alone = feed(LabelDepths(["x"], 20), Metrics(["x"]), parts, batch=3_000)
+        alone = feed(Metrics(["x"]), parts, 20, batch=3_000)
         assert "labels" not in alone
         for key, value in alone["intervals"].items():
             assert found["labels"][name]["intervals"][key] == pytest.approx(value, abs=1e-6)
@@ -207,7 +211,7 @@ def test_every_label_has_intervals_reliability_and_activity_of_its_own():
 def two_ranks(runtime, parts):
     own = [one[:12_000] if runtime.is_first else one[12_000:] for one in parts]
     batch = 1_000 if runtime.is_first else 667  # the same number of updates each
-    return feed(Depth(20), Metrics(["click"]), own, batch)
+    return feed(Metrics(["click"]), own, 20, batch)
 
 
 @pytest.mark.dist
