@@ -151,6 +151,13 @@ def test_files_that_documents_name_exist(document: str) -> None:
     assert not [path for path in missing if not path.endswith("/mean.py")]
 
 
+@pytest.mark.parametrize("document", PACKAGE_READMES)
+def test_modules_that_a_readme_of_a_package_names_are_in_the_package(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    known = {path.name for path in (ROOT / document).parent.rglob("*.py")}
+    assert not sorted(set(re.findall(r"`(\w+\.py)`", text)) - known)
+
+
 def test_contributing_quotes_the_list_of_commands_that_ci_runs() -> None:
     commands = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert f"```bash\n{commands}```" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
