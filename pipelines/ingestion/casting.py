@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pipelines.ingestion import parsing
 from pipelines.ingestion.parsing import Mask, pc
 from pipelines.ingestion.rules import Rule
-from trainer.data.columns import is_list, kind_of, read_lists
+from trainer.data.columns import exact_bits, is_list, kind_of, read_lists
 from trainer.data.hashing import hash_strings
 
 _EARLIEST_MS, _LATEST_MS = 631_152_000_000, 4_102_444_800_000  # 1990 and 2100
@@ -59,9 +59,9 @@ def kind_of_column(rule: Rule, type_: pa.DataType) -> str:
         wanted = "a list" if rule.is_list else "a single value a row"
         raise ValueError(f"expected {wanted}, got {type_}")
     family = kind_of(type_.value_type if is_list(type_) else type_)
-    kinds = {"text": "string", "integer": "int", "date": "int", "float": "int", "decimal": "float"}
+    kinds = {"text": "string", "integer": "int", "date": "int", "float": "int", "decimal": "int"}
     if rule.role == "number":
-        kinds.update(float="float", date="")
+        kinds.update(float="float", decimal="float", date="")
     if rule.role == "time":
         kinds["timestamp"] = "int"
     if family == "null":
@@ -99,16 +99,6 @@ def convert(rule: Rule, kind: str, column: pa.Array, times: Times) -> Converted:
     return done
 
 
-def split_text(column: pa.Array, separator: str) -> pa.Array:
-    """Turn B strings such as `3|14|15` into lists of strings; an empty entry is null."""
-    lists = pc.split_pattern(column, pattern=separator)
-    read = read_lists(lists)
-    values = read.values()
-    values = pc.if_else(pc.equal(pc.binary_length(values), 0), pa.scalar(None, values.type), values)
-    offsets = np.concatenate([[0], np.cumsum(read.lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), values)
-
-
 _WANTED = {
     "time": "a time",
     "label": "a label 0 or 1",
@@ -132,10 +122,15 @@ def _convert_values(rule: Rule, kind: str, values: pa.Array, times: Times) -> Co
     family = kind_of(values.type)
     if family == "null":
         return Converted(pa.nulls(len(values), output))
-    if rule.role == "id" and kind == "string":
-        return Converted(hash_strings(values if family == "text" else values.cast(pa.string())))
-    if isinstance(values, pa.DictionaryArray):
+    if isinstance(values, pa.DictionaryArray) and family != "text":
         values = values.dictionary_decode()
+    if rule.role == "id" and kind == "string":
+        return _to_hashes(values, family)
+    if family == "text":
+        values, broken = parsing.to_text(values)
+        converted = _convert_text(rule, values, times, output)
+        converted.problems.insert(0, (broken, "bytes that are not UTF-8"))
+        return converted
     if rule.role == "time":
         return _to_times(values, family, times)
     if pa.types.is_integer(output) and rule.role != "label":
@@ -143,12 +138,46 @@ def _convert_values(rule: Rule, kind: str, values: pa.Array, times: Times) -> Co
     return _to_numbers(rule, values, family, output)
 
 
+def _convert_text(rule: Rule, values: pa.Array, times: Times, output: pa.DataType) -> Converted:
+    if rule.role == "time":
+        return _to_times(values, "text", times)
+    if pa.types.is_integer(output) and rule.role != "label":
+        return _to_integers(rule, values, "text")
+    return _to_numbers(rule, values, "text", output)
+
+
+def _to_hashes(values: pa.Array, family: str) -> Converted:
+    """Hash ids as texts; a number becomes the text that a CSV has in its place."""
+    problems = []
+    if family in ("float", "decimal"):
+        values, problems = _whole(values)
+    if family != "text":
+        values = values.cast(pa.string())
+    return Converted(hash_strings(values), problems)
+
+
+def _whole(values: pa.Array) -> tuple[pa.Array, list[tuple[Mask, str]]]:
+    """Return floats or decimals as int64, exactly; the others become null, with their reason."""
+    if pa.types.is_decimal(values.type):
+        try:
+            return values.cast(pa.int64()), []
+        except pa.ArrowInvalid:
+            numbers, unread = parsing.parse_integers(values.cast(pa.string()))
+            return numbers, [(unread, "not a whole number of 64 bits")]
+    bits = exact_bits(values.type)
+    values = _nan_to_null(values).cast(pa.float64())
+    whole = pc.and_(pc.equal(pc.floor(values), values), pc.less(pc.abs(values), 2.0**bits))
+    reason = f"not a whole number below 2^{bits}, where floats tell neighbouring ids apart"
+    problems = [(_mask(pc.invert(whole)), reason)]
+    return pc.if_else(whole, values, None).cast(pa.int64()), problems
+
+
 def _to_times(values: pa.Array, family: str, times: Times) -> Converted:
     unit, problems = times.unit or "ms", []
     if times.pattern and family == "integer":  # such as 14102100, which %y%m%d%H reads
         values, family = values.cast(pa.string()), "text"
     if family == "text":
-        values, unread = parsing.parse_times(values.cast(pa.string()), unit, times.pattern)
+        values, unread = parsing.parse_times(values, unit, times.pattern)
         problems.append((unread, "not a time"))
     elif family in ("timestamp", "date"):
         values = values.cast(pa.timestamp("ms", getattr(values.type, "tz", None)), safe=False)
@@ -165,18 +194,22 @@ def _to_times(values: pa.Array, family: str, times: Times) -> Converted:
 def _to_integers(rule: Rule, values: pa.Array, family: str) -> Converted:
     problems = []
     if family == "text":
-        values, unread = parsing.parse_integers(values.cast(pa.string()))
+        text = values
+        values, unread = parsing.parse_integers(text)
         problems.append((unread, "not an integer"))
+        if rule.role == "id":
+            other = ~unread & ~parsing.is_canonical(text)
+            problems.append((other, "not an integer as numbers write it: 07 and 7 are two ids"))
+            values = pc.if_else(pa.array(other), None, values)
     elif family in ("float", "decimal"):
-        values = _nan_to_null(values.cast(pa.float64()))
-        whole = pc.and_(pc.equal(pc.floor(values), values), pc.less(pc.abs(values), 2.0**63))
-        problems.append((_mask(pc.invert(whole)), "not a whole number below 2^63"))
-        values = pc.if_else(whole, values, None).cast(pa.int64())
+        values, problems = _whole(values)
     elif pa.types.is_uint64(values.type):  # ids keep their bits
         missing = values.is_null().to_numpy(zero_copy_only=False)
         values = pa.array(values.fill_null(0).to_numpy().view(np.int64), mask=missing)
     else:
-        values = values.cast(pa.int32() if family == "date" else pa.int64()).cast(pa.int64())
+        if family == "date":  # days since 1970, whichever way a file keeps them
+            values = values.cast(pa.date32(), safe=False).cast(pa.int32())
+        values = values.cast(pa.int64())
     if rule.limit is not None:
         outside = pc.or_(pc.less(values, 0), pc.greater(values, rule.limit))
         problems.append((_mask(outside), f"outside [0, {rule.limit}], the rows of its table"))
@@ -186,7 +219,7 @@ def _to_integers(rule: Rule, values: pa.Array, family: str) -> Converted:
 def _to_numbers(rule: Rule, values: pa.Array, family: str, output: pa.DataType) -> Converted:
     problems = []
     if family == "text":
-        text = values.cast(pa.string())
+        text = values
         if rule.role == "label":
             text = pc.replace_substring_regex(text, pattern="^(?i:true)$", replacement="1")
             text = pc.replace_substring_regex(text, pattern="^(?i:false)$", replacement="0")

@@ -13,12 +13,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from embeddings.schema.plain import suggest
-from pipelines.ingestion.casting import kind_of_column, split_text
+from pipelines.ingestion.casting import kind_of_column
 from pipelines.ingestion.parsing import looks_like
 from pipelines.ingestion.partition import read_manifests
 from pipelines.ingestion.rules import Rule
 from pipelines.ingestion.source import Source
+from pipelines.ingestion.text_lists import split_text
 from trainer.data.discovery import printable
+from trainer.data.hashing import is_text
 
 _SAMPLED_FILES = 8
 _SAMPLED_ROWS = 100_000
@@ -69,7 +71,7 @@ def decide_kinds(
     holder = dict.fromkeys(recorded, "the days already in the output")
     for source in sources:
         for column, rule in () if source.is_text else rules.items():
-            kind = _kind_in_file(source, rule)
+            kind = _kind_in_file(source, rule, separator)
             if not rule.has_kind or not kind or column in said:
                 continue
             if column not in kinds:
@@ -92,11 +94,21 @@ def recorded_kinds(output: Path) -> dict[str, str]:
     return dict(next(reversed(manifests.values())).get("kinds", {})) if manifests else {}
 
 
-def _kind_in_file(source: Source, rule: Rule) -> str:
+def _kind_in_file(source: Source, rule: Rule, separator: str) -> str:
+    """Return the kind that a file's type gives; nothing where lists are text or all is null."""
+    if _is_text_list(source, rule) and separator:
+        return ""
     try:
         return kind_of_column(rule, source.schema.field(rule.column).type)
     except ValueError as error:
-        raise ValueError(f"{printable(source.path)}: column {rule.column!r}: {error}") from error
+        way_out = "; say --list-separator if it is one" if _is_text_list(source, rule) else ""
+        raise ValueError(
+            f"{printable(source.path)}: column {rule.column!r}: {error}{way_out}"
+        ) from error
+
+
+def _is_text_list(source: Source, rule: Rule) -> bool:
+    return rule.is_list and is_text(source.schema.field(rule.column).type)
 
 
 def _sample(
@@ -104,14 +116,19 @@ def _sample(
 ) -> dict[str, str]:
     """Look at the first rows of text files; what holds nothing but nulls counts as strings."""
     seen: dict[str, set[str]] = {column: set() for column in columns}
-    for source in [source for source in sources if source.is_text][:_SAMPLED_FILES]:
-        rows = next(source.rows(columns), None) if columns else None
+    wanted = [
+        (source, names)
+        for source in sources
+        if (names := [c for c in columns if source.is_text or _is_text_list(source, rules[c])])
+    ]
+    for source, names in wanted[:_SAMPLED_FILES]:
+        rows = next(source.rows(names), None)
         if rows is None:
             continue
-        for column in columns:
+        for column in names:
             text: pa.Array = rows.records.column(column).slice(0, _SAMPLED_ROWS)
             if rules[column].is_list:
-                text = split_text(text, separator).flatten()
+                text = split_text(text, separator)[0].flatten()
             seen[column].add(looks_like(text))
     return {column: _join(looks - {""}, rules[column]) for column, looks in seen.items()}
 

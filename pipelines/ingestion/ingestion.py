@@ -18,17 +18,19 @@ import numpy as np
 import pyarrow as pa
 
 from embeddings.schema.schema import Schema
-from pipelines.ingestion.casting import Times, convert, split_text
+from pipelines.ingestion.casting import Times, convert
 from pipelines.ingestion.column_stats import Statistics, Texts, largest_drifts
 from pipelines.ingestion.formats import open_source
 from pipelines.ingestion.id_kinds import check_columns, decide_kinds, recorded_kinds
-from pipelines.ingestion.parsing import Mask, pc
+from pipelines.ingestion.parsing import Mask, pc, to_text
 from pipelines.ingestion.partition import PartitionConfig, Partitions
 from pipelines.ingestion.quarantine import Quarantine
 from pipelines.ingestion.rules import Rule, rules
-from pipelines.ingestion.source import RawRows, Source, SourceConfig
+from pipelines.ingestion.source import RawRows, Source, SourceConfig, first_line
 from pipelines.ingestion.sources import list_sources
+from pipelines.ingestion.text_lists import split_text
 from trainer.data.discovery import day_of, printable
+from trainer.data.hashing import is_text
 
 _DAY_MS = 86_400_000
 _KINDS = ("string", "int", "float")
@@ -222,13 +224,21 @@ class Ingestion:
         problems: list[tuple[str, Mask, str]] = []
         for name, rule in self.rules.items():
             column = rows.records.column(name)
-            if source.is_text and rule.is_list:
-                column = split_text(column, self.config.list_separator)
-            converted = convert(rule, self.kinds.get(name, ""), column, self.config.times)
-            columns[name] = converted.values.cast(rule.output_type(self.kinds.get(name, "")))
-            self._name(name, rule, column)
+            if rule.is_list and is_text(column.type):
+                column, broken = split_text(column, self.config.list_separator)
+                problems.append((name, broken, "a list that cannot be read"))
+            try:
+                converted = convert(rule, self.kinds.get(name, ""), column, self.config.times)
+                columns[name] = converted.values.cast(rule.output_type(self.kinds.get(name, "")))
+                self._name(name, rule, column)
+            except pa.ArrowException as error:
+                raise ValueError(
+                    f"{printable(source.path)}: column {name!r} of type {column.type} cannot be "
+                    f"converted ({first_line(error)}); write it as another type"
+                ) from error
             problems += [(name, mask, why) for mask, why in converted.problems]
         problems += rows.doubts
+        problems = [problem for problem in problems if problem[1].any()]
         problems += self._uneven_lists(columns) + self._without_labels(columns)
         bad = quarantine.add(source.path, rows, problems)
         for name in self.config.keep:
@@ -246,7 +256,8 @@ class Ingestion:
         if kind != "string" or rule.role != "id" or rule.is_list or not self.texts.is_open(name):
             return
         # One more than there may be closes the column.
-        texts = pc.unique(column).cast(pa.string()).drop_null().slice(0, self.texts.limit + 1)
+        texts, _ = to_text(pc.unique(column).slice(0, self.texts.limit + 2))
+        texts = texts.drop_null().slice(0, self.texts.limit + 1)
         self.texts.add(name, texts, convert(rule, kind, texts, self.config.times).values)
 
     def _uneven_lists(self, columns: dict[str, pa.Array]) -> list[tuple[str, Mask, str]]:

@@ -22,6 +22,7 @@ Mask = NDArray[np.bool_]
 pc: Any = pyarrow.compute
 UNITS_MS = {"s": 1_000.0, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 _INTEGER = r"^(-?\d{1,19}|0[xX][0-9a-fA-F]{1,16})$"
+_CANONICAL = r"^\s*(0|-?[1-9]\d*)(\.0*)?\s*$"
 _FLOAT = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?$|^[+-]?(?i:nan|inf|infinity)$"
 _DATE_TIME = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?)?"
 _ZONE = r"(Z|[+-]\d{2}(:?\d{2})?)$"
@@ -41,6 +42,25 @@ def parse_integers(text: pa.Array) -> tuple[pa.Array, Mask]:
         bits = pa.array(large.fill_null(0).to_numpy().view(np.int64))
         numbers = pc.coalesce(numbers, pc.if_else(large.is_valid(), bits, None))
     return numbers, _unread(plain, numbers)
+
+
+def is_canonical(text: pa.Array) -> Mask:
+    """Return (N,) whether each string is a whole number as numbers write it, or null.
+
+    07, +7, 0x7 and -0 are not: as ids they are other names than 7 and 0.
+    """
+    matches = pc.match_substring_regex(text, pattern=_CANONICAL)
+    return matches.fill_null(True).to_numpy(zero_copy_only=False)
+
+
+def to_text(values: pa.Array) -> tuple[pa.Array, Mask]:
+    """Return N strings or byte strings as strings; bytes that are not UTF-8 become null."""
+    try:
+        return values.cast(pa.string()), np.zeros(len(values), np.bool_)
+    except pa.ArrowInvalid:
+        plain = values.cast(pa.large_binary())
+        text = _halve(plain, pa.string())
+        return text, _unread(plain, text)
 
 
 def parse_floats(text: pa.Array) -> tuple[pa.Array, Mask]:

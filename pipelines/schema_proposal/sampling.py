@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
-from pipelines.ingestion.casting import split_text
 from pipelines.ingestion.formats import open_source
 from pipelines.ingestion.formats.streams import compression_of
 from pipelines.ingestion.parsing import looks_like, parse_integers
 from pipelines.ingestion.source import SourceConfig
 from pipelines.ingestion.sources import list_sources
+from pipelines.ingestion.text_lists import BRACKETED, split_text
 from trainer.data.columns import is_list, kind_of, read_lists
 from trainer.data.discovery import day_of, openable
 
@@ -244,7 +244,7 @@ def _read_text(paths: list[str], config: SourceConfig, rows: int) -> Sample:
         separator = _separator(array)
         if separator:
             lists[name] = separator
-            array = split_text(array, separator)
+            array, _ = split_text(array, separator)
             values = _typed(array.values)
             columns[name] = pa.ListArray.from_arrays(array.offsets, values)
         else:
@@ -270,6 +270,10 @@ def _typed(text: pa.Array) -> pa.Array:
     return text.cast(pa.float64()) if kind == "float" else text
 
 
+def _share(flags: pa.Array) -> float:
+    return pc.mean(flags.cast(pa.float64())).as_py()
+
+
 def _separator(text: pa.Array) -> str:
     """Return what separates the entries of lists in a text column, or nothing if it has none.
 
@@ -277,6 +281,8 @@ def _separator(text: pa.Array) -> str:
     little else, and young users' histories have one entry: there a hundredth is enough.
     """
     values = text.drop_null()
+    if len(values) and _share(pc.match_substring_regex(values, pattern=BRACKETED)) > 0.9:
+        return ","  # as JSON and Python write lists
     for separator in _SEPARATORS if len(values) else ():
         parts = pc.split_pattern(values, pattern=separator)
         several = pc.greater(pc.list_value_length(parts), 1)

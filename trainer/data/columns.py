@@ -188,7 +188,8 @@ def to_integers(array: pa.Array, owner: str) -> tuple[np.ndarray, np.ndarray | N
     that it keeps the id it has as an integer; NaN is null. Unsigned 64-bit ids keep their bits.
 
     Raises:
-        RowError: a float is not whole, or is beyond 64 bits; `row` is a position in `array`.
+        RowError: a float is not whole, or so large that it may stand for several ids; `row` is a
+            position in `array`.
     """
     kind = kind_of(array.type)
     if kind == "text":
@@ -198,7 +199,7 @@ def to_integers(array: pa.Array, owner: str) -> tuple[np.ndarray, np.ndarray | N
     elif kind == "null":
         return np.zeros(len(array), np.int64), np.ones(len(array), np.bool_)
     if kind == "float":
-        return _whole_numbers(to_floats(array), owner)
+        return _whole_numbers(to_floats(array), owner, exact_bits(array.type))
     if kind == "date":  # days since 1970, whichever way a file keeps them
         array = array.cast(pa.date32()).view(pa.int32())
     elif kind == "timestamp":
@@ -211,6 +212,13 @@ def to_integers(array: pa.Array, owner: str) -> tuple[np.ndarray, np.ndarray | N
     return array.fill_null(0).to_numpy().astype(np.int64, copy=False), missing
 
 
+def exact_bits(type_: pa.DataType) -> int:
+    """Return below which power of two a float type holds every whole number."""
+    if pa.types.is_float16(type_):
+        return 11
+    return 24 if pa.types.is_float32(type_) else 53
+
+
 def to_floats(array: pa.Array) -> np.ndarray:
     """Convert N numbers to float64, null to NaN."""
     if pa.types.is_floating(array.type) and not array.null_count:
@@ -218,15 +226,21 @@ def to_floats(array: pa.Array) -> np.ndarray:
     return array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
 
 
-def _whole_numbers(values: np.ndarray, owner: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Convert float64 whole numbers to int64; NaN is null."""
+def _whole_numbers(
+    values: np.ndarray, owner: str, bits: int
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Convert float64 whole numbers to int64; NaN is null. From 2^bits on they merge ids."""
     missing = np.isnan(values)
     values = np.where(missing, 0.0, values)
-    bad = (values != np.floor(values)) | (np.abs(values) >= 2.0**63)
+    bad = (values != np.floor(values)) | (np.abs(values) >= 2.0**bits)
     if bad.any():
         row = int(np.argmax(bad))
         got = float(values[row])
-        raise RowError(f"{owner}: expected whole numbers below 2^63, got {got!r}", row)
+        raise RowError(
+            f"{owner}: expected whole numbers below 2^{bits} (from there on floats merge "
+            f"neighbouring ids), got {got!r}",
+            row,
+        )
     return values.astype(np.int64), missing if missing.any() else None
 
 

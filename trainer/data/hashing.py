@@ -41,14 +41,15 @@ def is_text(type_: pa.DataType) -> bool:
         or pa.types.is_binary(type_)
         or pa.types.is_large_binary(type_)
         or pa.types.is_binary_view(type_)
+        or pa.types.is_fixed_size_binary(type_)
     )
 
 
 def hash_strings(array: pa.Array | pa.ChunkedArray) -> pa.Int64Array:
     """Hash N strings or byte strings to N int64 (XXH64, seed 0, of UTF-8 bytes); null stays null.
 
-    Takes string, large_string, string_view, binary, large_binary, binary_view and dictionaries of
-    them, sliced or chunked. A dictionary's values are hashed once each.
+    Takes string, large_string, string_view, binary, large_binary, binary_view, fixed_size_binary
+    and dictionaries of them, sliced or chunked. A dictionary's values are hashed once each.
 
     Raises:
         TypeError: the array holds anything else.
@@ -62,7 +63,7 @@ def hash_strings(array: pa.Array | pa.ChunkedArray) -> pa.Int64Array:
         return hash_strings(array.dictionary).take(array.indices)
     if pa.types.is_string_view(array.type):
         array = array.cast(pa.large_string())
-    elif pa.types.is_binary_view(array.type):
+    elif pa.types.is_binary_view(array.type) or pa.types.is_fixed_size_binary(array.type):
         array = array.cast(pa.large_binary())
     large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     _, offset_buffer, data_buffer = array.buffers()
