@@ -11,9 +11,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainer.checkpoint.layout import complete, recover
+from trainer.checkpoint.layout import checkpoint_folder, complete, recover
 from trainer.checkpoint.ownership import RUN, check_free, release, take
-from trainer.checkpoint.storage import Folder, locate
+from trainer.checkpoint.storage import Folder, address, locate
 from trainer.config.config import TrainConfig, config_from_dict, to_dict, write_config
 from trainer.runtime.atomic_files import is_partial, read_json
 from trainer.runtime.dict_diff import differences
@@ -27,7 +27,6 @@ EVALUATION = "evaluation.json"
 RANKS = "ranks.json"
 TABLES = "tables.jsonl"
 INHERITED = "inherit.json"
-CHECKPOINTS = "checkpoints"
 # What may differ between a run and its continuation: it changes no result.
 _FREE = {
     *(
@@ -50,11 +49,7 @@ _held: dict[Path, int] = {}
 
 def checkpoints_of(output: Path, config: TrainConfig) -> Folder:
     """Return the folder of the checkpoints of the run in `output`."""
-    return _checkpoints(output, config.checkpoint.folder)
-
-
-def _checkpoints(output: Path, folder: str) -> Folder:
-    return locate(folder) if folder else output / CHECKPOINTS
+    return checkpoint_folder(output, config.checkpoint.folder)
 
 
 def claim(output: Path, config: TrainConfig, runtime: Runtime) -> Folder | None:
@@ -71,7 +66,7 @@ def claim(output: Path, config: TrainConfig, runtime: Runtime) -> Folder | None:
     if runtime.is_first:
         try:
             found = _claim(output, config)
-            answer[0] = None if found is None else str(found)
+            answer[0] = None if found is None else address(found)
         except ValueError as error:
             answer[1] = str(error)
         except Exception as error:  # of any file system; the others must not wait for ever
@@ -189,10 +184,10 @@ def _moved(output: Path, old: Any, config: TrainConfig) -> list[str]:
 
     A run that has none may go on elsewhere, as after a full disk.
     """
-    was, now = _folder_of(old), config.checkpoint.folder
+    was, now = _folder_of(old), _folder_of(to_dict(config))
     if was == now:
         return []
-    held = [folder for folder in (was, now) if complete(_checkpoints(output, folder))]
+    held = [folder for folder in (was, now) if complete(checkpoint_folder(output, folder))]
     return (
         [f"checkpoint.folder: {was!r}, now {now!r}, with checkpoints in {held[0]!r}"]
         if held
@@ -203,9 +198,9 @@ def _moved(output: Path, old: Any, config: TrainConfig) -> list[str]:
 def _leave(output: Path, old: Any, config: TrainConfig) -> None:
     """Let others have the folder of checkpoints that a run, which had none yet, has moved from."""
     was = _folder_of(old)
-    if was and was != config.checkpoint.folder:
+    if was and was != _folder_of(to_dict(config)):
         with contextlib.suppress(Exception):  # of any file system; it costs this run nothing
-            release(locate(was), output)
+            release(checkpoint_folder(output, was), output)
 
 
 def _folder_of(old: dict[str, Any]) -> str:

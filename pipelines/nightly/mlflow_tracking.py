@@ -38,6 +38,7 @@ from pipelines.orchestration.fingerprints import of_path, of_values
 from pipelines.orchestration.lock import Lock, LockedError
 from pipelines.orchestration.stage import StageError
 from trainer.runtime.atomic_files import read_json, write_json
+from trainer.runtime.credentials import without_credentials
 
 ALIAS, NAME = "serving", "fullrank"
 _FOLDER, _SETTINGS = "mlflow", "settings.json"
@@ -82,11 +83,6 @@ class MlflowConfig:
     def public(self) -> str:
         """The URI without user and password."""
         return without_credentials(self.uri)
-
-
-def without_credentials(text: str) -> str:
-    """Return a text whose URLs have lost user and password."""
-    return re.sub(r"//[^/\s'\"]*@", "//", text)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -15,11 +15,14 @@ import torch
 import torch.distributed as dist
 
 from tests.support import s3
+from trainer.checkpoint import dcp
 from trainer.checkpoint.ownership import OWNER, RUN, take
-from trainer.checkpoint.storage import locate
-from trainer.config.config import load_recipe
-from trainer.run_dir import CONFIG, claim
+from trainer.checkpoint.storage import address, locate
+from trainer.config.config import TrainConfig, load_recipe, to_dict
+from trainer.run_dir import CONFIG, checkpoints_of, claim
+from trainer.runtime.exit_codes import exit_code
 from trainer.runtime.runtime import Runtime
+from trainer.warm_start.policies import resolve
 
 RECIPE = "dlrm.demo"
 OTHER = f"""
@@ -225,3 +228,53 @@ def test_whatever_stands_in_a_configuration_is_named_and_breaks_nothing(tmp_path
     if not isinstance(junk, dict):
         with pytest.raises(ValueError, match=r"config\.json: damaged .expected an object.*back"):
             claim(output, config, runtime)
+
+
+def with_folder(folder: str) -> TrainConfig:
+    config = load_recipe(RECIPE)
+    checkpoint = dataclasses.replace(config.checkpoint, folder=folder)
+    return dataclasses.replace(config, checkpoint=checkpoint)
+
+
+def test_a_relative_folder_of_checkpoints_is_the_same_from_everywhere(
+    tmp_path, runtime, monkeypatch
+):
+    config = with_folder("kept/checkpoints")
+    output = tmp_path / "run"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert claim(output, config, runtime) is None
+    folder = checkpoints_of(output, config)
+    assert folder == output / "kept/checkpoints"
+    step = dcp.save({"w": torch.ones(2)}, folder, 4, {})
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert claim(output, config, runtime) == step
+    assert resolve(output) == step, "what reads the run finds it too"
+    moved = output.rename(tmp_path / "moved")
+    assert resolve(moved) == moved / "kept/checkpoints/step-4", "and after the run has moved"
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "folder", ["memory://me:s3cret@bucket/x", "memory://bucket/x?token=s3cret"]
+)
+def test_a_password_in_the_folder_of_checkpoints_is_used_and_kept_nowhere(
+    tmp_path, runtime, folder, capfd
+):
+    config = with_folder(folder)
+    assert claim(tmp_path / "run", config, runtime) is None
+    assert address(checkpoints_of(tmp_path / "run", config)) == folder
+    path = dcp.save({"w": torch.ones(2)}, checkpoints_of(tmp_path / "run", config), 4, {})
+    found = claim(tmp_path / "run", config, runtime)
+    assert found == path and found is not None and "s3cret" in address(found)
+    shown = f"{found} {found!r} {to_dict(config)}"
+    shown += "".join(item.read_text() for item in (tmp_path / "run").iterdir() if item.is_file())
+    with pytest.raises(dcp.RunError) as failure:
+        dcp.save({"w": "no tensor"}, found.parent, 5, {})
+    assert "s3cret" not in shown + str(failure.value)
+
+    def fail() -> None:
+        raise ValueError(f"{folder}: not there")
+
+    assert exit_code(fail) == 2
+    assert "s3cret" not in capfd.readouterr().err

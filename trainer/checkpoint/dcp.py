@@ -43,7 +43,8 @@ from trainer.checkpoint.layout import (
     read_manifest,
     step_name,
 )
-from trainer.checkpoint.storage import Folder, locate
+from trainer.checkpoint.storage import Folder, address, locate
+from trainer.runtime.credentials import without_credentials
 from trainer.runtime.runtime import RunError
 
 Value = TypeVar("Value")
@@ -73,7 +74,7 @@ def save(
         RunError: a rank could not write; the same on all ranks, and nothing of it is left.
     """
     target = directory / step_name(step)
-    place = locate(_on_first(lambda: str(draft(target)), target, group))
+    place = locate(_on_first(lambda: address(draft(target)), target, group))
     writer = Writer(place, watched)
     try:
         index = state_dict_saver.save(dict(tensors), storage_writer=writer, process_group=group)
@@ -212,7 +213,7 @@ def _on_first(work: Callable[[], Value], target: Folder, group: Group) -> Value:
 
 
 def _failed(target: Folder, cause: str) -> str:
-    return f"{target}: the checkpoint cannot be written ({cause})"
+    return f"{target}: the checkpoint cannot be written ({without_credentials(cause)})"
 
 
 def _gather(value: Any, group: Group = None) -> list[Any]:

@@ -26,10 +26,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.storage import Folder, RemotePath, read_bounded, write_durably
+from trainer.checkpoint.storage import (
+    Folder,
+    RemotePath,
+    locate,
+    read_bounded,
+    write_durably,
+)
 from trainer.runtime.atomic_files import MAX_JSON_BYTES, parse_json, sync_folder
 
 MANIFEST = "manifest.json"
+CHECKPOINTS = "checkpoints"
 # Of the files of a checkpoint; another one is refused.
 FORMAT = 2
 # What `dcp.save` adds to every manifest, and what a run needs to go on from it.
@@ -66,6 +73,21 @@ _SEAL = "checksum"
 def step_name(step: int) -> str:
     """Return the name of the checkpoint of `step`."""
     return f"step-{step}"
+
+
+def checkpoint_folder(run: Folder, setting: str) -> Folder:
+    """Return the folder of the checkpoints of the run in the folder `run`.
+
+    Args:
+        run: the run's folder.
+        setting: `checkpoint.folder`: a URL, a folder, or empty. A relative one is below the run's
+            folder, so that it is the same wherever a command is started.
+    """
+    if "://" in setting:
+        return locate(setting)
+    if setting and Path(setting).is_absolute():
+        return Path(setting)
+    return run / (setting or CHECKPOINTS)
 
 
 def complete(directory: Folder) -> list[Any]:
@@ -260,7 +282,7 @@ def _describe(path: Folder) -> str:
         return f"{expected} folder, there is nothing; check the path"
     if not path.is_dir():
         return f"{expected} folder, got a file; name its folder"
-    near = complete(path) or complete(path / "checkpoints") or complete(path.parent)
+    near = complete(path) or complete(path / CHECKPOINTS) or complete(path.parent)
     if near:
         return f"{expected} folder, got neither; did you mean {near[-1]}?"
     if (path / "config.json").is_file():

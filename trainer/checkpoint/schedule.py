@@ -28,8 +28,9 @@ class CheckpointConfig:
       run loses at most (and up to 10 steps, and the time of writing); longer where training would
       stand still for more than 5 % of the time. A run that is shorter pays nothing. 0: not by the
       clock.
-    folder: where they are written, a folder or a URL that fsspec understands (s3://bucket/name);
-      empty: `checkpoints` in the run's folder.
+    folder: where they are written, a folder or a URL that fsspec understands (s3://bucket/name); a
+      relative folder is below the run's folder; empty: `checkpoints` there. User and password of a
+      URL are not kept: the environment, or the same command, gives them again.
     asynchronous: whether training goes on while they are written, which takes memory for a copy of
       the state on every machine; where there is none, training waits.
     keep: how many of the newest stay.

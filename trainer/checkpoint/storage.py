@@ -28,6 +28,7 @@ from trainer.runtime.atomic_files import (
     sync_folder,
     write_bytes,
 )
+from trainer.runtime.credentials import without_credentials
 
 # What is written, and summed up, at a time.
 _PART_BYTES = 16 << 20
@@ -47,17 +48,17 @@ class RemotePath:
             self._files = fsspec.filesystem(self.protocol)
         except (ValueError, ImportError) as error:
             raise ValueError(
-                f"{url}: no file system for {self.protocol}:// ({error}); install the package that "
-                "fsspec names for it"
+                f"{self}: no file system for {self.protocol}:// ({error}); install the package "
+                "that fsspec names for it"
             ) from error
 
     def __str__(self) -> str:
-        """Return the URL."""
-        return self.url
+        """Return the URL without user and password; `address` has them."""
+        return without_credentials(self.url)
 
     def __repr__(self) -> str:
-        """Return the URL, as it would be written."""
-        return f"RemotePath({self.url!r})"
+        """Return the URL without user and password."""
+        return f"RemotePath({str(self)!r})"
 
     def __eq__(self, other: object) -> bool:
         """Return whether `other` has the same URL."""
@@ -151,6 +152,11 @@ class RemotePath:
 
 
 Folder = Path | RemotePath
+
+
+def address(folder: Folder) -> str:
+    """Return the text from which `locate` makes `folder` again. Not for people: see `str`."""
+    return folder.url if isinstance(folder, RemotePath) else str(folder)
 
 
 def locate(text: str | Path) -> Folder:

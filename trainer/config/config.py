@@ -39,6 +39,7 @@ from trainer.distributed.optimizer import DenseOptimizerConfig
 from trainer.distributed.parallelize import ParallelConfig
 from trainer.distributed.precision import PrecisionConfig
 from trainer.runtime.atomic_files import write_json
+from trainer.runtime.credentials import without_credentials_in
 from trainer.runtime.program import program
 from trainer.runtime.runtime import RuntimeConfig
 from trainer.telemetry.exporter import ExportConfig
@@ -251,8 +252,11 @@ def _refusal(stop: BaseException, printed: str) -> str:
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:
-    """Return the resolved configuration as plain data; a tower's type is kept under `type`."""
-    values = json.loads(json.dumps(dataclasses.asdict(config)))
+    """Return the resolved configuration as plain data, to be kept and shown.
+
+    A tower's type is kept under `type`; URLs lose user and password.
+    """
+    values = without_credentials_in(json.loads(json.dumps(dataclasses.asdict(config))))
     values["model"]["tower"]["type"] = type_name(type(config.model.tower))
     return values
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from trainer.runtime.credentials import without_credentials
 from trainer.runtime.runtime import RunError
 from trainer.runtime.signals import Stopped
 
@@ -30,7 +31,7 @@ def exit_code(work: Callable[[], None], resumes: bool = False) -> int:
     try:
         work()
     except (ValueError, RunError) as error:
-        print(f"{_rank()}error: {error}", file=sys.stderr, flush=True)
+        print(f"{_rank()}error: {without_credentials(str(error))}", file=sys.stderr, flush=True)
         _record(error)
         return 2 if isinstance(error, ValueError) else 1
     except Stopped as stop:
@@ -43,7 +44,8 @@ def exit_code(work: Callable[[], None], resumes: bool = False) -> int:
         return 130
     except Exception as error:
         # The process group is left as it is: leaving it properly would wait for the other ranks.
-        print(f"{_rank()}{traceback.format_exc()}", file=sys.stderr, flush=True)
+        trace = without_credentials(traceback.format_exc())
+        print(f"{_rank()}{trace}", file=sys.stderr, flush=True)
         with contextlib.suppress(OSError):
             get_error_handler().record_exception(error)
         return 1
@@ -56,6 +58,8 @@ def exit_code(work: Callable[[], None], resumes: bool = False) -> int:
 
 def _record(error: Exception) -> None:
     """Hand `error` to the launcher, without the trace that led to it."""
+    if without_credentials(str(error)) != str(error):
+        error.args = (without_credentials(str(error)),)
     try:
         raise error.with_traceback(None) from None
     except (ValueError, RunError):

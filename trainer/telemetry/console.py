@@ -17,6 +17,7 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trainer.runtime.atomic_files import json_ready
+from trainer.runtime.credentials import without_credentials
 from trainer.telemetry.summary_lines import interval_line
 
 Mode = Literal["rich", "plain", "json", "quiet"]
@@ -69,6 +70,7 @@ class Console:
         """Print a line above the bar, as JSON in that mode; if quiet, only if `loud`."""
         if self.mode == "quiet" and not loud:
             return
+        text = without_credentials(text)
         if self.mode == "json":
             now = datetime.datetime.now().astimezone().isoformat(timespec="milliseconds")
             line = json.dumps({"time": now, "level": "alert" if loud else "info", "message": text})

@@ -28,7 +28,13 @@ from pathlib import Path
 from typing import Literal
 
 from embeddings.schema.plain import suggest
-from trainer.checkpoint.layout import RUN, complete, read_manifest
+from trainer.checkpoint.layout import (
+    CHECKPOINTS,
+    RUN,
+    checkpoint_folder,
+    complete,
+    read_manifest,
+)
 from trainer.checkpoint.storage import Folder, locate, read_bounded
 from trainer.runtime.atomic_files import MAX_JSON_BYTES, parse_json
 
@@ -128,7 +134,7 @@ def resolve(place: str | Path) -> Folder:
         ValueError: there is none.
     """
     folder = locate(place)
-    places = (*_elsewhere(folder), folder / "checkpoints", folder)
+    places = (*_elsewhere(folder), folder / CHECKPOINTS, folder)
     found = next((found for found in map(complete, places) if found), [])
     if not found:
         read_manifest(folder, RUN)  # says what is there instead
@@ -158,4 +164,4 @@ def _elsewhere(folder: Folder) -> list[Folder]:
         named = config["checkpoint"]["folder"]
     except (OSError, ValueError, KeyError, TypeError):
         return []  # not a run's folder; the caller names what is there
-    return [locate(named)] if named and isinstance(named, str) else []
+    return [checkpoint_folder(folder, named)] if named and isinstance(named, str) else []

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: MIT
+"""No password of a URL is kept or shown, whatever shape the URL has."""
+
+import pytest
+
+from trainer.runtime.credentials import without_credentials, without_credentials_in
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:s3cret@gateway:9091/x", "http://gateway:9091/x"),
+        ("https://s3cret@host", "https://host"),
+        ("s3://key:s3cret@bucket/a@b/c", "s3://bucket/a@b/c"),
+        ("s3://bucket/a@b", "s3://bucket/a@b"),
+        ("http://host:9091/path@v1", "http://host:9091/path@v1"),
+        ("http://me:s3c/ret@host/x", "http://host/x"),
+        ("http://me:s3c@ret@host/x", "http://host/x"),
+        ("abfs://c@account/x?sig=s3cret&se=2", "abfs://account/x?sig=***&se=2"),
+        ("https://h/x?a=1&X-Amz-Signature=s3cret", "https://h/x?a=1&X-Amz-Signature=***"),
+        ("https://h?api_key=s3cret#top", "https://h?api_key=***#top"),
+        ("https://h?Password=s3cret", "https://h?Password=***"),
+        ("memory://x/checkpoints", "memory://x/checkpoints"),
+        ("/a/folder@home", "/a/folder@home"),
+        ("user@host:folder", "user@host:folder"),
+        ("", ""),
+        (
+            "cannot reach 'http://me:s3cret@a' or <https://t:s3cret@b/c>; try again",
+            "cannot reach 'http://a' or <https://b/c>; try again",
+        ),
+    ],
+)
+def test_urls_lose_user_password_and_secret_parameters(text, shown):
+    assert without_credentials(text) == shown
+    assert without_credentials(shown) == shown, "what is shown is shown again as it is"
+
+
+def test_nested_settings_lose_them_everywhere():
+    values = {"a": ["http://u:p@h", 3, None], "b": {"c": ("s3://k:s@b",)}, "d": True}
+    assert without_credentials_in(values) == {
+        "a": ["http://h", 3, None],
+        "b": {"c": ("s3://b",)},
+        "d": True,
+    }
