@@ -22,7 +22,8 @@ from torchx.specs.finder import ComponentValidationException
 
 TRAINER_MODULE = "trainer.train"
 
-# Cores, GPUs and MiB of memory of a node; 0 cores: this machine's, divided among the nodes.
+# Cores, GPUs and MiB of memory of a node. `local` is for nodes of this machine alone: its cores,
+# divided among them.
 SIZES = {
     "local": (0, 0, 8 * 1024),
     "small": (4, 0, 16 * 1024),
@@ -53,7 +54,7 @@ def train(
         recipe: a shipped recipe such as specformer.demo, or package.module:function from outside
         output: run folder that every node sees; runs/RECIPE-TIMESTAMP by default
         j: NODESxPROCESSES, or MINIMUM:NODESxPROCESSES for an elastic job
-        size: of a node: a name in SIZES, or CORES:GPUS:MIB
+        size: of a node: a name in SIZES (local: of this machine only), or CORES:GPUS:MIB
         image: image for docker and kubernetes; fullrank:cpu, or fullrank:gpu with GPUs, by default
         mounts: for docker and kubernetes: type=bind|volume,src=FROM,dst=TO[,readonly][,type=...]
         max_retries: restarts after a failure, by torchrun in the job and by schedulers that requeue
@@ -86,7 +87,7 @@ def evaluate(
         checkpoint: a folder step-N, or a run's folder for its newest checkpoint
         data: the log's folder or file
         j: NODESxPROCESSES
-        size: of a node: a name in SIZES, or CORES:GPUS:MIB
+        size: of a node: a name in SIZES (local: of this machine only), or CORES:GPUS:MIB
         image: image for docker and kubernetes; fullrank:cpu, or fullrank:gpu with GPUs, by default
         mounts: for docker and kubernetes: type=bind|volume,src=FROM,dst=TO[,readonly][,type=...]
         port: rendezvous port on node 0; 0 picks one that is free on this machine
@@ -118,7 +119,7 @@ def ingest(
         schema: the schema's YAML file
         output: folder of the typed days, which every node sees
         j: NODESxPROCESSES
-        size: of a node: a name in SIZES, or CORES:GPUS:MIB
+        size: of a node: a name in SIZES (local: of this machine only), or CORES:GPUS:MIB
         image: image for docker and kubernetes; fullrank:cpu by default
         mounts: for docker and kubernetes: type=bind|volume,src=FROM,dst=TO[,readonly][,type=...]
         port: rendezvous port on node 0; 0 picks one that is free on this machine
@@ -153,7 +154,7 @@ def nightly(
         raw: raw days instead, which are checked and typed first
         date: day to evaluate on, which earlier days train for; FIRST:LAST; new: all that are new
         j: 1xPROCESSES of a training; for more nodes: -- --launcher torchx --scheduler S -j NxM
-        size: of the node: a name in SIZES, or CORES:GPUS:MIB
+        size: of the node: a name in SIZES (local: of this machine only), or CORES:GPUS:MIB
         image: image for docker and kubernetes; fullrank:cpu, or fullrank:gpu with GPUs, by default
         mounts: for docker and kubernetes: type=bind|volume,src=FROM,dst=TO[,readonly][,type=...]
         max_retries: restarts after a failure, by schedulers that requeue; made stages are kept
@@ -162,7 +163,7 @@ def nightly(
     if nodes != 1:
         raise ComponentValidationException(
             f"-j: a night is one process that starts trainings; expected 1xPROCESSES, got {j!r}. "
-            "To train on more nodes: -- --launcher torchx --scheduler SCHEDULER -j NODESxPROCESSES"
+            "To train on more nodes: -- --launcher torchx --scheduler S --size SIZE -j NxM"
         )
     words = ["pipelines.run", "nightly", "--date", date, "--recipe", recipe, "--output", output]
     words += [*(("--data", data) if data else ()), *(("--raw", raw) if raw else ())]
@@ -177,8 +178,15 @@ def resource_of(size: str, nodes: int) -> specs.Resource:
     """Return what each of `nodes` gets: a named size, or CORES:GPUS:MIB.
 
     Raises:
-        ComponentValidationException: it is neither.
+        ComponentValidationException: it is neither, or `local` for nodes of a cluster.
     """
+    elsewhere = scheduler_of(sys.argv)
+    if size == "local" and not elsewhere.startswith("local"):
+        others = ", ".join(name for name in SIZES if name != "local")
+        raise ComponentValidationException(
+            f"--size: local is the size of this machine, which a node of {elsewhere} may not have; "
+            f"name what each node gets: {others}, or CORES:GPUS:MIB such as 8:1:65536"
+        )
     numbers = re.fullmatch(r"(\d{1,6}):(\d{1,6}):([1-9]\d{0,9})", size, re.ASCII)
     if not numbers and size not in SIZES:
         raise ComponentValidationException(
@@ -186,6 +194,19 @@ def resource_of(size: str, nodes: int) -> specs.Resource:
         )
     cores, gpus, mib = map(int, numbers.groups()) if numbers else SIZES[size]
     return specs.Resource(cpu=cores or max(1, (os.cpu_count() or 1) // nodes), gpu=gpus, memMB=mib)
+
+
+def scheduler_of(command: list[str]) -> str:
+    """Return the scheduler that a command line of torchx names; local where it names none."""
+    for place, word in enumerate(command):
+        for option in ("-s", "--scheduler"):
+            if word == option and place + 1 < len(command):
+                return command[place + 1]
+            if word.startswith(f"{option}=") and len(word) > len(option) + 1:
+                return word.partition("=")[2]
+        if word == "--" or "components.py" in word:  # what follows belongs to the component
+            break
+    return "local"
 
 
 def job(name: str, node: specs.Role, script: str, mounts: str) -> specs.AppDef:
@@ -277,12 +298,31 @@ case $$TORCHX_JOB_ID in
 # On one machine every node must be reached over loopback: a laptop's own host name often resolves
 # to an address that does not answer. (Node 0 being called localhost says nothing: Kubernetes calls
 # it so in its own pod.)
-local_cwd:*) address=--local-addr=localhost ;;
+local_cwd:*)
+    address=--local-addr=localhost
+{local_gpus(nodes, processes)} ;;
 # Elsewhere node 0 may be the last to start, and until then its name may not resolve.
 *) [ $$node = 0 ] || "$$python" -m deploy.wait "$$host" {port} --seconds {patience} || exit ;;
 esac
 """
     return python_script(agent, threads, meet, f'$$address --rdzv-endpoint "$$host:{port}"')
+
+
+def local_gpus(nodes: int, processes: int) -> str:
+    """Return the lines with which a node takes its own of the GPUs that all nodes here share.
+
+    Where there are too few for all processes, none is used: two ranks cannot share a GPU in NCCL.
+    """
+    return f"""\
+    found=$$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | paste -sd, -)
+    IFS=, read -ra gpus <<< "$${{CUDA_VISIBLE_DEVICES-$$found}}"
+    if [ $${{#gpus[@]}} -ge {nodes * processes} ]; then
+        export CUDA_VISIBLE_DEVICES=$$(IFS=,; echo "$${{gpus[*]:node*{processes}:{processes}}}")
+    elif [ $${{#gpus[@]}} -gt 0 ]; then
+        export CUDA_VISIBLE_DEVICES=
+        [ $$node != 0 ] || echo "note: {nodes * processes} processes, but $${{#gpus[@]}} GPUs:" \
+            "all run on the CPU; -j 1x$${{#gpus[@]}} uses the GPUs" >&2
+    fi"""
 
 
 def quote(word: str) -> str:

@@ -46,6 +46,7 @@ class LaunchConfig:
     launcher: `torchrun` on this machine; `torchx` through deploy/components.py.
     topology: NODESxPROCESSES; torchrun takes one node.
     scheduler: of torchx.
+    size: what torchx asks for each node (deploy/components.py); empty: this machine's size.
     retries: of a command that failed; a training goes on from its newest checkpoint.
     pause_seconds: before the first retry; doubled before each further one.
     """
@@ -53,6 +54,7 @@ class LaunchConfig:
     launcher: Literal["torchrun", "torchx"] = "torchrun"
     topology: str = "1x1"
     scheduler: str = "local_cwd"
+    size: str = ""
     retries: int = 0
     pause_seconds: float = 5.0
 
@@ -68,6 +70,10 @@ class LaunchConfig:
                 f"-j: torchrun starts one node from here, got {self.topology!r}; use --launcher "
                 "torchx"
             )
+        if self.size and self.launcher != "torchx":
+            raise ValueError(
+                f"--size: has no effect without --launcher torchx, got {self.size!r}; remove it"
+            )
         if self.retries < 0 or self.pause_seconds < 0:
             raise ValueError(
                 f"--retries: expected numbers >= 0, got {self.retries} and {self.pause_seconds} s"
@@ -82,6 +88,7 @@ class LaunchConfig:
             str(Path(sys.executable).with_name("torchx")),
             *("run", "-s", self.scheduler, "deploy/components.py:train"),
             *("--recipe", recipe, "--output", str(output), "-j", self.topology),
+            *(("--size", self.size) if self.size else ()),
             *("--", *overrides),
         ]
 
@@ -153,6 +160,7 @@ def add_options(parser: argparse.ArgumentParser, retries: int = 0) -> None:
     add("-j", dest="topology", default=default.topology, metavar="NxM", help=topology)
     scheduler = f"of torchx (default: {default.scheduler})"
     add("--scheduler", default=default.scheduler, metavar="NAME", help=scheduler)
+    add("--size", default="", metavar="SIZE", help="of a node for torchx: gpu8, or CORES:GPUS:MIB")
     add("--retries", type=int, default=retries, help=f"of a failed command (default: {retries})")
 
 
@@ -162,6 +170,7 @@ def from_options(options: argparse.Namespace) -> LaunchConfig:
         launcher=options.launcher,
         topology=options.topology,
         scheduler=options.scheduler,
+        size=options.size,
         retries=options.retries,
     )
 

@@ -22,6 +22,7 @@ from deploy.components import (
     ingest,
     nightly,
     parse_topology,
+    scheduler_of,
     train,
 )
 
@@ -220,6 +221,83 @@ def test_sizes_are_named_or_spelled_out() -> None:
     for size in ("huge", "", "4", "4:1", "4:1:0", "-4:1:100"):
         with pytest.raises(ComponentValidationException, match=r"--size: expected local.* got"):
             train(recipe="r", size=size)
+
+
+@pytest.mark.parametrize(
+    ("command", "scheduler"),
+    [
+        ("torchx run -s slurm deploy/components.py:train --recipe r -s x", "slurm"),
+        ("torchx run --scheduler kubernetes -cfg queue=a deploy/components.py:train", "kubernetes"),
+        ("torchx run --scheduler=slurm --dryrun deploy/components.py:train", "slurm"),
+        ("torchx run deploy/components.py:train --recipe r -s slurm", "local"),
+        ("torchx run -s", "local"),
+        ("python -m pytest", "local"),
+    ],
+)
+def test_the_scheduler_is_what_torchx_was_told(command: str, scheduler: str) -> None:
+    assert scheduler_of(command.split()) == scheduler
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "kubernetes", "aws_batch"])
+def test_the_size_of_this_machine_is_refused_for_nodes_elsewhere(
+    scheduler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["torchx", "run", "-s", scheduler, "deploy/components.py:train"]
+    monkeypatch.setattr(sys, "argv", words)
+    for size in ({}, {"size": "local"}):
+        with pytest.raises(ComponentValidationException, match=f"a node of {scheduler} may not"):
+            train(recipe="r", j="4x8", **size)
+    assert train(recipe="r", j="4x8", size="gpu8").roles[0].resource.gpu == 8
+    monkeypatch.setattr(sys, "argv", ["torchx", "run", "-s", "local_docker", words[-1]])
+    assert train(recipe="r").roles[0].resource.cpu == os.cpu_count()
+
+
+def visible(folder: Path, topology: str, node: int, gpus: str, **variables: str) -> tuple[str, str]:
+    """What a node of this machine lets its processes see of its GPUs, and its notes."""
+    for name, text in {
+        "nvidia-smi": f"printf '{gpus}'",
+        "python": 'echo "gpus=${CUDA_VISIBLE_DEVICES-all}"',
+    }.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    line = script(train(recipe="toy", j=topology), node).replace(sys.executable, "/nowhere/python")
+    kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    path = {"PATH": f"{folder}:{os.environ['PATH']}", "TORCHX_JOB_ID": "local_cwd://torchx/a"}
+    environment = {**kept, **path, **variables}
+    done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().removeprefix("gpus="), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("topology", "gpus", "variables", "expected"),
+    [
+        ("2x1", "0\\n1\\n", {}, ["0", "1"]),
+        ("2x2", "0\\n1\\n2\\n3\\n4\\n", {}, ["0,1", "2,3"]),
+        ("1:2x2", "0\\n1\\n2\\n3\\n", {}, ["0,1", "2,3"]),
+        ("2x1", "0\\n1\\n2\\n3\\n", {"CUDA_VISIBLE_DEVICES": "3,GPU-a"}, ["3", "GPU-a"]),
+        ("2x1", "0\\n1\\n", {"CUDA_VISIBLE_DEVICES": ""}, ["", ""]),
+        ("2x1", "", {}, ["all", "all"]),  # a machine without
+        ("1x2", "0\\n1\\n", {}, ["all"]),  # one node has the whole machine
+        ("2x1", "0\\n1\\n", {"TORCHX_JOB_ID": "slurm://torchx/1"}, ["all"]),
+    ],
+)
+def test_nodes_of_one_machine_share_out_its_gpus(
+    tmp_path: Path, topology: str, gpus: str, variables: dict[str, str], expected: list[str]
+) -> None:
+    for node, own in enumerate(expected):
+        assert visible(tmp_path, topology, node, gpus, **variables) == (own, "")
+
+
+def test_too_few_gpus_for_the_nodes_of_one_machine_are_left_alone_with_a_note(
+    tmp_path: Path,
+) -> None:
+    found = [visible(tmp_path, "2x2", node, "0\\n1\\n2\\n") for node in range(2)]
+    assert [own for own, _ in found] == ["", ""]
+    assert found[0][1].splitlines() == [
+        "note: 4 processes, but 3 GPUs: all run on the CPU; -j 1x3 uses the GPUs"
+    ]
+    assert found[1][1] == ""
 
 
 def test_mounts_are_torchx_mounts() -> None:

@@ -32,6 +32,63 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield made
 
 
+def run_script(
+    name: str, folder: Path, *words: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script as the batch host does, with programs that only print what they are given."""
+    said = '#!/bin/sh\nprintf "%s|" "$(basename $0)" "$@" "threads=$OMP_NUM_THREADS"\n'
+    for place in ("srun", "scontrol", ".venv/bin/python"):
+        program = folder / place
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text("#!/bin/sh\necho node17\n" if place == "scontrol" else said)
+        program.chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[17-18]", "SLURM_JOB_NUM_NODES": "2"}
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", **job, **variables}
+    return subprocess.run(
+        ["bash", str(SCRIPTS / name), *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("train.sbatch", ["dlrm.demo"]), ("nightly.sbatch", ["dlrm.demo", "data", "nights"])],
+)
+@pytest.mark.parametrize(
+    "given", [{"SLURM_CPUS_ON_NODE": "1"}, {"SLURM_CPUS_PER_TASK": "4", "SLURM_CPUS_ON_NODE": "64"}]
+)
+def test_fewer_cores_than_processes_are_refused_with_the_option_that_asks_for_more(
+    tmp_path: Path, name: str, words: list[str], given: dict[str, str]
+) -> None:
+    done = run_script(name, tmp_path, *words, PROCESSES="8", **given)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--cpus-per-task=8" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_training_gives_its_processes_all_cores_of_a_task(tmp_path: Path) -> None:
+    words = ["dlrm.demo", "--epochs", "2"]
+    cores = {"SLURM_CPUS_PER_TASK": "96", "SLURM_CPUS_ON_NODE": "128"}
+    done = run_script("train.sbatch", tmp_path, *words, PROCESSES="8", **cores)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.split("|")
+    assert said[0] == "srun" and "--cpus-per-task=96" in said and "threads=12" in said
+    assert said[said.index("--nproc-per-node") + 1] == "8"
+    assert said[-5:-2] == ["runs/dlrm.demo-7", "--epochs", "2"]
+
+
+@pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.sbatch")), ids=lambda path: path.name)
+def test_each_example_of_a_script_asks_for_cores_and_memory(path: Path) -> None:
+    examples = [line for line in path.read_text().splitlines() if re.match(r"#.*\bsbatch --", line)]
+    assert examples
+    for line in examples:
+        processes = int((re.findall(r"PROCESSES=(\d+)", line) or [1])[0])
+        (cores,) = map(int, re.findall(r"--cpus-per-task=(\d+)", line))
+        assert cores >= processes and "--mem=" in line
+
+
 @needs_slurm
 @pytest.mark.launch
 def test_a_training_runs_on_two_nodes_and_leaves_its_checkpoint(
