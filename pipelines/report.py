@@ -16,7 +16,8 @@ import datetime
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from pipelines.reporting.comparison import summary, verdict
 from pipelines.reporting.night_page import candidate_run, is_night, read_night
 from pipelines.reporting.provenance import changes, data_drift, neighbours, no_drift
 from pipelines.reporting.rank_charts import rank_charts, rank_notes, rank_table
-from pipelines.reporting.run_data import Run, is_number, read_runs, written
+from pipelines.reporting.run_data import CHANGES, Run, is_number, read_runs, written
 from pipelines.reporting.svg_charts import Axes, Line, chart
 from pipelines.reporting.table_usage import step_use, table_use
 from pipelines.reporting.uncertainty import (
@@ -41,9 +42,34 @@ from pipelines.reporting.uncertainty import (
     phases,
 )
 from trainer.metrics.spec import METRICS
+from trainer.runtime.atomic_files import write_text
+from trainer.runtime.printable import printable
 from trainer.runtime.program import program
 
 _PAGE = "report.html"
+# A page that a browser can show, whatever a folder holds.
+_MAX_ROWS, _MAX_COLUMNS, _MAX_CELL, _MAX_TEXT = 500, 60, 500, 1_000_000
+_MAX_EPOCHS = 100
+# What comes of values that have the right type and make no sense.
+_DAMAGE = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError)
+_NOT_SHOWN = re.compile("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the page.
+
+    Args:
+        name: In the template.
+        file: What it is made from.
+        make: Given the runs, returns what the template shows.
+        empty: What it shows where that fails.
+    """
+
+    name: str
+    file: str
+    make: Callable[[Sequence[Run]], Any]
+    empty: Any
 
 
 def report(runs: Sequence[Path], output: Path) -> Path:
@@ -73,48 +99,70 @@ def report(runs: Sequence[Path], output: Path) -> Path:
     found = read_runs(runs) if runs else []
     if night is not None:
         found = [dataclasses.replace(run, name="candidate") for run in found]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(output, _NOT_SHOWN.sub("\ufffd", _page(found, night)))
+    return output
+
+
+def _page(runs: Sequence[Run], night: dict[str, Any] | None) -> str:
+    """Return the page as HTML."""
+    notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
+    content = {}
+    for section in SECTIONS:
+        try:
+            content[section.name] = _bounded(section.make(runs))
+        except _DAMAGE as error:
+            content[section.name] = section.empty
+            why = f"{type(error).__name__}: {error}"[:_MAX_CELL]
+            notes.append(f"{section.file}: cannot be shown as {section.name} ({why})")
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "reporting" / "templates"),
         autoescape=True,
         trim_blocks=True,
     )
-    page = environment.get_template("report.html.j2").render(
-        title=_title(found, night),
-        subtitle=f"Runs: {', '.join(run.name for run in found) or 'none'}",
-        night=night,
+    return environment.get_template("report.html.j2").render(
+        title=_title(runs, night),
+        subtitle=f"Runs: {', '.join(run.name for run in runs) or 'none'}",
+        night=_bounded(night),
         written=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
-        reading=_reading(found),
-        verdict=verdict(found),
-        summary=summary(found),
-        labels=_labels(found),
-        epochs=_epochs(found),
-        notes=[f"{run.name}: {note}" for run in found for note in run.notes],
-        alerts=_alerts(found),
-        curves=_curves(found),
-        intervals=intervals(found),
+        notes=notes,
         interval_note=INTERVALS,
-        calibrations=calibrations(found),
         calibration_note=CALIBRATION,
-        calibration_tables=[one for run in found for one in calibration_tables(run)],
         activity_note=ACTIVITY,
-        activities=[one for run in found for one in activities(run)],
-        phases=phases(found),
-        neighbours=[(run.name, data) for run in found[:1] if (data := neighbours(run))],
-        drifts=[(run.name, data) for run in found[:1] if (data := data_drift(run))],
-        no_drift=no_drift(found),
-        changes=[(run.name, changes(run)) for run in found],
-        ranks=rank_charts(found),
-        rank_notes=rank_notes(found),
-        rank_tables=[(run.name, rank_table(run)) for run in found if run.ranks],
-        step_use=step_use(found),
-        table_uses=[(run.name, table) for run in found if (table := table_use(run))],
-        configs=[
-            (run.name, json.dumps(run.config, indent=2) if run.config else "") for run in found
-        ],
+        **content,
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(page, encoding="utf-8")
-    return output
+
+
+def _bounded(value: Any, longest: int = _MAX_TEXT) -> Any:
+    """Return tables, lists and texts cut to what a page can hold."""
+    if isinstance(value, Markup):
+        return value
+    if isinstance(value, str):
+        return value if len(value) <= longest else f"{value[:longest]} …"
+    if isinstance(value, dict):
+        if "rows" not in value:
+            return {key: _bounded(one, longest) for key, one in value.items()}
+        header = [_bounded(str(one), _MAX_CELL) for one in value["header"][:_MAX_COLUMNS]]
+        rows = [_bounded(row[:_MAX_COLUMNS], _MAX_CELL) for row in value["rows"][:_MAX_ROWS]]
+        if len(value["rows"]) > _MAX_ROWS:
+            rows.append([f"… and {len(value['rows']) - _MAX_ROWS:,} more"])
+        return {**value, "header": header, "rows": rows}
+    if isinstance(value, list | tuple):
+        return [_bounded(one, longest) for one in value[:_MAX_ROWS]]
+    return value
+
+
+def _of_each(make: Callable[[Run], Any]) -> Callable[[Sequence[Run]], list[tuple[str, Any]]]:
+    """Return (name, what `make` gives) of every run that it gives something for."""
+    return lambda runs: [(run.name, found) for run in runs if (found := make(run))]
+
+
+def _of_first(make: Callable[[Run], Any]) -> Callable[[Sequence[Run]], list[tuple[str, Any]]]:
+    return lambda runs: _of_each(make)(runs[:1])
+
+
+def _joined(make: Callable[[Run], list[Any]]) -> Callable[[Sequence[Run]], list[Any]]:
+    return lambda runs: [one for run in runs for one in make(run)]
 
 
 def _title(runs: Sequence[Run], night: dict[str, Any] | None) -> str:
@@ -170,11 +218,11 @@ def _epochs(runs: Sequence[Run]) -> dict[str, Any] | None:
         {
             int(match[1]): value
             for key, value in run.metrics.items()
-            if (match := re.fullmatch(r"auc_epoch_(\d+)", key))
+            if (match := re.fullmatch(r"auc_epoch_([0-9]{1,6})", key))
         }
         for run in runs
     ]
-    epochs = sorted({epoch for one in found for epoch in one})
+    epochs = sorted({epoch for one in found for epoch in one})[:_MAX_EPOCHS]
     if not epochs:
         return None
     rows = [
@@ -191,7 +239,8 @@ def _alerts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         steps: dict[str, list[int]] = {}
         for point in run.curve:
             for name in _texts(point.get("alerts")):
-                steps.setdefault(name, []).append(point.get("step", 0))
+                step = point.get("step")
+                steps.setdefault(name, []).append(int(step) if is_number(step) else 0)
         for name in _texts(run.metrics.get("alerts")):
             steps.setdefault(name, [])
         for name, where in steps.items():
@@ -240,6 +289,42 @@ def _curves(runs: Sequence[Run]) -> list[tuple[str, Markup]]:
     return [(title, Markup(svg)) for title, svg in found if svg]
 
 
+def _configuration(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Return each run's configuration as text, empty where it is not known."""
+    return [(run.name, json.dumps(run.config, indent=2) if run.config else "") for run in runs]
+
+
+_METRICS, _CURVE, _EVALUATION = "metrics.json", "curves.jsonl", "evaluation.json"
+_RANKS, _TABLES, _CONFIG = "ranks.json", "tables.jsonl", "config.json"
+SECTIONS = tuple(
+    Section(name=name, file=file, make=make, empty=empty)
+    for name, file, make, empty in (
+        ("reading", _METRICS, _reading, ""),
+        ("verdict", _METRICS, verdict, ""),
+        ("summary", _METRICS, summary, _plain([], [])),
+        ("labels", _METRICS, _labels, None),
+        ("epochs", _METRICS, _epochs, None),
+        ("alerts", _CURVE, _alerts, ()),
+        ("intervals", _EVALUATION, intervals, None),
+        ("neighbours", _METRICS, _of_first(neighbours), ()),
+        ("calibrations", _EVALUATION, calibrations, ()),
+        ("calibration_tables", _EVALUATION, _joined(calibration_tables), ()),
+        ("activities", _EVALUATION, _joined(activities), ()),
+        ("drifts", "the statistics of the test day", _of_first(data_drift), ()),
+        ("no_drift", _CONFIG, no_drift, ""),
+        ("curves", _CURVE, _curves, ()),
+        ("phases", _EVALUATION, phases, None),
+        ("ranks", _RANKS, rank_charts, ()),
+        ("rank_notes", _RANKS, rank_notes, ()),
+        ("rank_tables", _RANKS, _of_each(lambda run: rank_table(run) if run.ranks else None), ()),
+        ("step_use", _METRICS, step_use, None),
+        ("table_uses", _TABLES, _of_each(table_use), ()),
+        ("changes", CHANGES, _of_each(changes), ()),
+        ("configs", _CONFIG, _configuration, ()),
+    )
+)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(
@@ -250,9 +335,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--output", type=Path, metavar="FILE", default=page, help=f"the page (default: {page})")
     options = parser.parse_args(arguments)
     try:
-        print(report(options.runs, options.output))
+        print(printable(str(report(options.runs, options.output))))
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     return 0
 

@@ -15,7 +15,7 @@ from trainer.checkpoint.layout import checkpoint_folder, complete, recover
 from trainer.checkpoint.ownership import RUN, check_free, release, take
 from trainer.checkpoint.storage import Folder, address, locate
 from trainer.config.config import TrainConfig, config_from_dict, to_dict, write_config
-from trainer.runtime.atomic_files import is_partial, read_json
+from trainer.runtime.atomic_files import is_partial, read_json, write_json
 from trainer.runtime.dict_diff import differences
 from trainer.runtime.runtime import Runtime
 
@@ -27,6 +27,7 @@ EVALUATION = "evaluation.json"
 RANKS = "ranks.json"
 TABLES = "tables.jsonl"
 INHERITED = "inherit.json"
+RECIPE_CHANGES = "recipe_changes.json"
 # What may differ between a run and its continuation: it changes no result.
 _FREE = {
     *(
@@ -50,6 +51,21 @@ _held: dict[Path, int] = {}
 def checkpoints_of(output: Path, config: TrainConfig) -> Folder:
     """Return the folder of the checkpoints of the run in `output`."""
     return checkpoint_folder(output, config.checkpoint.folder)
+
+
+def note_changes(output: Path, recipe: TrainConfig, config: TrainConfig) -> None:
+    """Note how a run's settings differ from its recipe's, for its report.
+
+    A report cannot find out by itself: the recipe may be code that is not there, or not trusted.
+
+    Args:
+        output: the run's folder, which exists.
+        recipe: as it is without overrides.
+        config: of the run.
+    """
+    found = differences(to_dict(recipe), to_dict(config))
+    settings = [{"setting": one.path, "recipe": one.old, "run": one.new} for one in found]
+    write_json(output / RECIPE_CHANGES, {"recipe": config.recipe, "settings": settings})
 
 
 def claim(output: Path, config: TrainConfig, runtime: Runtime) -> Folder | None:

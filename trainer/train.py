@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         from trainer.config.fit_to_log import choose_split
+        from trainer.run_dir import note_changes
         from trainer.runtime.exit_codes import exit_code
         from trainer.runtime.runtime import start
         from trainer.trainer import Trainer
@@ -74,7 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen, note = choose_split(config, base.data, output)
         if note and runtime.is_first:
             print(f"note: {note}", file=sys.stderr, flush=True)
-        Trainer(chosen, output, runtime).fit()
+        trainer = Trainer(chosen, output, runtime)
+        if runtime.is_first:
+            note_changes(output, base, chosen)
+        trainer.fit()
         runtime.stop()
 
     return exit_code(work, resumes=True)

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.reporting.run_data import COLUMNS, DASH, Run, is_number, read_runs, written
+from pipelines.reporting.run_data import COLUMNS, DASH, Run, entry, is_number, read_runs, written
+from trainer.runtime.printable import printable
 
 _NORMAL_95 = 1.96
 # Columns that follow from the AUC, in which the best run is marked.
@@ -72,8 +73,7 @@ def _error(run: Run) -> float | None:
     """Return the larger of a run's standard errors of its AUC, over rows and over users."""
     if run.auc_error is None:
         return None
-    found = run.evaluation.get("intervals")
-    interval = found.get("auc") if isinstance(found, dict) else None
+    interval = entry(run.evaluation, "intervals", "auc")
     low, high = interval if isinstance(interval, list) and len(interval) == 2 else (None, None)
     by_user = (high - low) / (2 * _NORMAL_95) if is_number(low) and is_number(high) else 0.0
     return max(run.auc_error, by_user)
@@ -115,13 +115,11 @@ def verdict(runs: Sequence[Run]) -> str:
 
 def _deciding(first: Run, rival: Run) -> str:
     """Return the command that compares two runs on the rows that the first was tested on."""
-    data = first.config.get("data")
-    data = data if isinstance(data, dict) else {}
-    path = data.get("test_path") or data.get("path")
+    path = first.data.get("test_path") or first.data.get("path")
     words = ["python -m trainer.compare"]
     if first.folder and rival.folder and path:
         words.append(shlex.join([str(first.folder), str(rival.folder), "--data", str(path)]))
-    return " ".join(words)
+    return printable(" ".join(words))
 
 
 def summary(runs: Sequence[Run]) -> dict[str, Any]:
@@ -155,7 +153,7 @@ def comparison_table(paths: Sequence[Path]) -> str:
     distance to it.
     """
     runs = read_runs(paths)
-    runs.sort(key=lambda run: -(run.metrics.get("auc") or -math.inf))
+    runs.sort(key=lambda run: -auc if is_number(auc := run.metrics.get("auc")) else math.inf)
     rows = [["Run", "AUC ± s.e.", "Ceiling", "Distance", "GAUC", "Logloss", "Rows/s"]]
     for run in runs:
         metrics, error = run.metrics, run.auc_error

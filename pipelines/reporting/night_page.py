@@ -7,12 +7,11 @@ that ended early shows what it made. The candidate's own run fills the rest of t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.reporting.run_data import DASH, is_number, written
+from pipelines.reporting.run_data import DASH, entry, is_number, read_data, records, written
 from trainer.metrics.spec import METRICS
 
 STAGES = ("days", "candidate", "evaluation", "verdict", "publication")
@@ -43,7 +42,7 @@ def read_night(path: Path) -> dict[str, Any]:
             f"{path}: expected the folder of a night, with a stage's {_MANIFEST} in it, got none; "
             "pass OUTPUT/nights/DATE of `python -m pipelines.run nightly --output OUTPUT`"
         )
-    metrics = {stage: manifest.get("metrics", {}) for stage, manifest in found.items()}
+    metrics = {stage: _mapping(entry(one, "metrics")) for stage, one in found.items()}
     verdict, reasons = _verdict(metrics)
     return {
         "date": str(metrics["days"].get("date") or path.resolve().name),
@@ -57,13 +56,16 @@ def read_night(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
     try:
-        found = json.loads(path.read_text("utf-8"))
+        return _mapping(read_data(path))
+    except FileNotFoundError:
+        return {}
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: cannot be read ({error}); run the night again") from error
-    return found if isinstance(found, dict) else {}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _verdict(metrics: dict[str, dict[str, Any]]) -> tuple[str, list[str]]:
@@ -71,8 +73,9 @@ def _verdict(metrics: dict[str, dict[str, Any]]) -> tuple[str, list[str]]:
     verdict, publication = metrics["verdict"], metrics["publication"]
     if not verdict:
         return "The night ended before its verdict.", []
-    reasons = [str(reason) for reason in verdict.get("reasons") or []]
-    if not verdict.get("promote"):
+    reasons = verdict.get("reasons")
+    reasons = [str(reason) for reason in reasons] if isinstance(reasons, list) else []
+    if verdict.get("promote") is not True:
         return "Refused: the model before goes on serving.", reasons
     if not publication:
         return "Promoted by the gates, and not published yet.", reasons
@@ -82,7 +85,7 @@ def _verdict(metrics: dict[str, dict[str, Any]]) -> tuple[str, list[str]]:
 def _stages(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     rows = []
     for stage, manifest in found.items():
-        summary = manifest.get("metrics", {}).get("summary") or DASH
+        summary = str(entry(manifest, "metrics", "summary") or DASH)
         state = "made" if manifest else "not made"
         started = str(manifest.get("started") or DASH)
         rows.append([stage, state, started, written(manifest.get("seconds"), ",.1f"), summary])
@@ -90,8 +93,8 @@ def _stages(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _days(metrics: dict[str, Any]) -> dict[str, Any] | None:
-    counts, new = metrics.get("rows"), metrics.get("new") or ()
-    if not isinstance(counts, dict):
+    counts, new = metrics.get("rows"), metrics.get("new")
+    if not isinstance(counts, dict) or not isinstance(new, list):
         return None
     rows = [
         [day, "trains" if day in new else "tests", written(count, ",.0f")]
@@ -101,8 +104,8 @@ def _days(metrics: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _models(metrics: dict[str, Any]) -> dict[str, Any] | None:
-    models = metrics.get("models")
-    if not isinstance(models, list) or not models:
+    models = records(metrics.get("models"))
+    if not models:
         return None
     names = ("candidate", "serving before")
     rows = [
@@ -125,7 +128,8 @@ def _differences(metrics: dict[str, Any]) -> dict[str, Any] | None:
     for name, one in found.items():
         title = titles.get(name, name.replace("_", " ").capitalize())
         if isinstance(one, dict) and is_number(one.get("difference")):
-            low, high = (one.get("interval") or [None, None])[:2]
+            ends = one.get("interval")
+            low, high = ends if isinstance(ends, list) and len(ends) == 2 else (None, None)
             interval = f"{written(low, '+.4f')} to {written(high, '+.4f')}"
             rows.append([title, written(one["difference"], "+.4f"), interval])
         elif is_number(one):

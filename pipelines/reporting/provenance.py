@@ -9,35 +9,49 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.ingestion.partition import STATISTICS
-from pipelines.reporting.run_data import DASH, Run, is_number, read_run, written
+from pipelines.reporting.run_data import (
+    CHANGES,
+    DASH,
+    Run,
+    entry,
+    is_number,
+    read_data,
+    read_run,
+    records,
+    written,
+)
 from trainer.metrics.spec import METRICS
-from trainer.runtime.dict_diff import differences
+from trainer.runtime.printable import printable
 
+# What `pipelines/ingestion/partition.py` calls the file; it imports Arrow, which takes long.
+_STATISTICS = "_statistics.json"
 _SAME_TEST = ("path", "test_path", "test_days", "test_rows")
 _SHOWN = 12
 _NEIGHBOURS = 200
 
 
 def changes(run: Run) -> dict[str, Any] | str:
-    """Return a table of the settings that are not the recipe's, or why there is none."""
-    name = run.config.get("recipe")
-    if not name:
-        return "its configuration names no recipe."
-    from trainer.config.config import (  # seconds, which a page of old runs need not
-        load_recipe,
-        to_dict,
-    )
+    """Return a table of the settings that are not the recipe's, or why there is none.
 
-    try:
-        recipe = to_dict(load_recipe(name))
-    except ValueError:
-        return f"the recipe {name} is not known here, so its settings cannot be compared."
-    rows = [[path, _short(old), _short(new)] for path, old, new in differences(recipe, run.config)]
+    The training noted them itself. A recipe is code: one that a configuration names is not looked
+    up here, since reading a folder must not run anything.
+    """
+    name = run.config.get("recipe")
+    if not isinstance(name, str) or not name:
+        return "its configuration names no recipe."
+    name = printable(name)
+    found = run.changes.get("settings")
+    if not isinstance(found, list):
+        return f"its folder has no {CHANGES}, where a training notes how it differs from {name}."
+    rows = [
+        [str(one.get("setting")), _short(one.get("recipe")), _short(one.get("run"))]
+        for one in records(found)
+    ]
     if not rows:
         return f"every setting is that of {name}."
     header = ["Setting", f"In {name}", "In this run"]
@@ -54,7 +68,7 @@ def neighbours(run: Run) -> dict[str, Any] | None:
         time = _finished(folder)
         if time is None or folder == run.folder.resolve():
             continue
-        other = read_run(folder, folder.name)
+        other = read_run(folder, folder.name, brief=True)
         if is_number(other.metrics.get("auc")) and _same_test(run, other):
             found.append((time, other))
     before = max((one for one in found if one[0] < own), key=lambda one: one[0], default=None)
@@ -77,38 +91,46 @@ def neighbours(run: Run) -> dict[str, Any] | None:
 
 def data_drift(run: Run) -> dict[str, Any] | None:
     """Return the columns of the test day against the day before, as ingestion measured them."""
-    data = run.config.get("data") or {}
-    day = str(data.get("test_days") or "").partition(":")[0]
-    path = Path(str(data.get("test_path") or data.get("path") or "")) / f"dt={day}" / STATISTICS
+    day = _day(run)
+    path = Path(str(run.data.get("test_path") or run.data.get("path") or "")) / f"dt={day}"
     try:
-        found = json.loads(path.read_text("utf-8")) if day else {}
-        columns, drift = found["columns"], found["drift"]
-    except (OSError, ValueError, KeyError):
+        found = read_data(path / _STATISTICS) if day else None
+    except (OSError, ValueError):
+        return None
+    columns, drift = entry(found, "columns"), entry(found, "drift")
+    if not isinstance(columns, dict) or not isinstance(drift, dict):
         return None
     rows = []
     for name, one in columns.items():
-        moved = drift.get(name, {})
+        nulls, count = entry(one, "nulls"), entry(one, "count")
+        known = is_number(nulls) and is_number(count) and count > 0
+        moved = drift.get(name)
         rows.append(
             [
                 name,
-                written(one.get("nulls", 0) / max(one.get("count", 1), 1), ".2%"),
-                written(moved.get("null_share"), "+.2%"),
-                written(one.get("cardinality"), ",.0f"),
-                written(moved.get("cardinality"), ".2f"),
-                written(one.get("mean"), ",.4g"),
-                written(moved.get("mean"), "+.2f"),
+                written(nulls / count if known else None, ".2%"),
+                written(entry(moved, "null_share"), "+.2%"),
+                written(entry(one, "cardinality"), ",.0f"),
+                written(entry(moved, "cardinality"), ".2f"),
+                written(entry(one, "mean"), ",.4g"),
+                written(entry(moved, "mean"), "+.2f"),
             ]
         )
-    rows.sort(key=lambda row: -_size(drift.get(row[0], {})))
+    rows.sort(key=lambda row: -_size(drift.get(row[0])))
     header = ["Column", "Null", "Change", "Distinct", "Times the day before's"]
     header += ["Mean", "Change (deviations)"]
     return {"header": header, "rows": rows[:_SHOWN], "hints": {}, "best": {}} if rows else None
 
 
+def _day(run: Run) -> str:
+    """Return the first day that a run was tested on, empty if it names none."""
+    day = str(run.data.get("test_days") or "").partition(":")[0]
+    return day if re.fullmatch(r"\d{4}-\d{2}-\d{2}", day) else ""
+
+
 def no_drift(runs: Sequence[Run]) -> str:
     """Return why there is nothing to say of the first run's test day."""
-    data = (runs[0].config.get("data") or {}) if runs else {}
-    if runs and not data.get("test_days"):
+    if runs and not runs[0].data.get("test_days"):
         return "The run tests a share of the rows and no day, which could be held against another."
     return (
         "The log has no statistics of the test day that can be read here; "
@@ -116,11 +138,12 @@ def no_drift(runs: Sequence[Run]) -> str:
     )
 
 
-def _size(moved: dict[str, Any]) -> float:
+def _size(moved: Any) -> float:
     """Return how far a column has moved, to sort by."""
-    ratio = moved.get("cardinality") or 1.0
-    mean = moved.get("mean") or 0.0
-    return 10 * abs(moved.get("null_share") or 0.0) + abs(mean) + abs(math.log(max(ratio, 1e-9)))
+    shares, means, ratio = (entry(moved, name) for name in ("null_share", "mean", "cardinality"))
+    size = 10 * abs(shares) if is_number(shares) else 0.0
+    size += abs(means) if is_number(means) else 0.0
+    return size + (abs(math.log(max(ratio, 1e-9))) if is_number(ratio) else 0.0)
 
 
 def _finished(folder: Path | None) -> float | None:
@@ -132,9 +155,8 @@ def _finished(folder: Path | None) -> float | None:
 
 
 def _same_test(first: Run, second: Run) -> bool:
-    data = [run.config.get("data") or {} for run in (first, second)]
-    labels = [(run.config.get("schema") or {}).get("labels") for run in (first, second)]
-    same = all(data[0].get(name) == data[1].get(name) for name in _SAME_TEST)
+    labels = [entry(run.config, "schema", "labels") for run in (first, second)]
+    same = all(first.data.get(name) == second.data.get(name) for name in _SAME_TEST)
     return same and labels[0] == labels[1]
 
 

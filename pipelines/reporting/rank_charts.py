@@ -58,6 +58,8 @@ _KINDS = {
     "ffn": "feed-forward (ffn)",
 }
 _TAU_SPAN = 0.02
+_MAX_PLACES = 32  # of one kind in a layer
+_MAX_RECORDS, _MAX_KEYS = 400, 50
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,9 @@ def _clusters(runs: Sequence[Run]) -> RankChart:
             (one["step"], one["mutual_information"] / one["label_entropy"])
             for one in run.ranks
             if one.get("module") == "clusters"
-            and is_number(one.get("mutual_information"))
-            and one.get("label_entropy")
+            and all(is_number(one.get(key)) for key in ("step", "mutual_information"))
+            and is_number(one.get("label_entropy"))
+            and one["label_entropy"] > 0
         ]
         lines.append(Line(label=run.name, series=index, points=points))
     title = "Label information of the output's clusters"
@@ -157,7 +160,9 @@ def _clusters(runs: Sequence[Run]) -> RankChart:
 
 def _spectrum(record: dict[str, Any]) -> list[tuple[float, float]]:
     """Return the points (k, ρ(k)) of a record."""
-    return list(enumerate(record.get("spectrum") or (), start=1))
+    values = record.get("spectrum")
+    values = values if isinstance(values, list) else []
+    return [(k, value) for k, value in enumerate(values, start=1) if is_number(value)]
 
 
 def rank_notes(runs: Sequence[Run]) -> list[str]:
@@ -171,18 +176,23 @@ def rank_notes(runs: Sequence[Run]) -> list[str]:
 
 
 def rank_table(run: Run) -> dict[str, Any]:
-    """Return every value of the last diagnosed step."""
+    """Return the values of the last diagnosed step, of as many records as a page can hold."""
     records = _latest(run)
+    shown = records[:_MAX_RECORDS]
     known = ("step", "layer", "module", "path", "spectrum")
-    keys = [key for key in dict.fromkeys(key for one in records for key in one) if key not in known]
-    rows = [[_name(one), *(written(one.get(key)) for key in keys)] for one in records]
+    keys = [key for key in dict.fromkeys(key for one in shown for key in one) if key not in known]
+    keys = keys[:_MAX_KEYS]
+    rows = [[_name(one), *(written(one.get(key)) for key in keys)] for one in shown]
+    if len(records) > len(shown):
+        rows.append([f"… and {len(records) - len(shown):,} more"])
     return {"header": ["Module and layer", *keys], "rows": rows, "hints": {}, "best": {}}
 
 
 def _latest(run: Run) -> list[dict[str, Any]]:
     """Return the records of the run's last diagnosed step."""
-    last = max((one.get("step", 0) for one in run.ranks), default=0)
-    return [one for one in run.ranks if one.get("step", 0) == last]
+    steps = [step if is_number(step := one.get("step")) else 0 for one in run.ranks]
+    last = max(steps, default=0)
+    return [one for one, step in zip(run.ranks, steps, strict=True) if step == last]
 
 
 def _name(record: dict[str, Any]) -> str:
@@ -207,7 +217,10 @@ def _lines(run: str, series: int, records: Sequence[dict[str, Any]]) -> list[Lin
     places: list[list[dict[str, Any]]] = []
     seen: dict[Any, int] = {}
     for one in records:
-        order = seen[one.get("layer")] = seen.get(one.get("layer"), -1) + 1
+        layer = str(one.get("layer"))
+        order = seen[layer] = seen.get(layer, -1) + 1
+        if order == _MAX_PLACES:
+            break
         if order == len(places):
             places.append([])
         places[order].append(one)

@@ -36,13 +36,17 @@ _STEP = (
 
 def table_use(run: Run) -> dict[str, Any] | None:
     """Return the largest tables of a run at its latest evaluation, if it noted them."""
-    tables = run.tables[-1].get("tables") if run.tables else None
-    if not isinstance(tables, dict) or not tables:
+    found = run.tables[-1].get("tables") if run.tables else None
+    found = found if isinstance(found, dict) else {}
+    tables = {name: one for name, one in found.items() if isinstance(one, dict)}
+    if not tables:
         return None
-    largest = sorted(tables, key=lambda name: -tables[name].get("bytes", 0))[:_SHOWN]
+    sizes = {
+        name: one["bytes"] if is_number(one.get("bytes")) else 0 for name, one in tables.items()
+    }
     rows = []
-    for name in largest:
-        numbers = {**tables[name], "bytes": tables[name].get("bytes", 0) / 1e6}
+    for name in sorted(tables, key=lambda name: -sizes[name])[:_SHOWN]:
+        numbers = {**tables[name], "bytes": sizes[name] / 1e6}
         rows.append([name, *(written(numbers.get(key), form) for _, _, key, form in _COLUMNS)])
     header = ["Table", *(name for name, _, _, _ in _COLUMNS)]
     hints = {name: hint for name, hint, _, _ in _COLUMNS}

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipelines.reporting.run_data import DASH, Run, is_number, written
+from pipelines.reporting.run_data import DASH, Run, entry, is_number, records, written
 from pipelines.reporting.svg_charts import Axes, Line, chart
 from trainer.metrics.spec import METRICS, with_intervals
 
@@ -24,6 +24,7 @@ CALIBRATION = (
     "Rows in twenty bins of equal weight, by prediction: the mean prediction against the share of "
     "positives. On the diagonal a prediction means what it says; ECE is the mean distance from it."
 )
+_MAX_LABELS, _MAX_BINS = 20, 100
 ACTIVITY = "GAUC of users by how many test rows they have; only users with both labels have one."
 
 
@@ -37,12 +38,12 @@ def intervals(runs: Sequence[Run]) -> dict[str, Any] | None:
                 continue
             cells = []
             for key in with_intervals():
-                low, high = found.get(key) or (None, None)
+                ends = found.get(key)
+                low, high = ends if isinstance(ends, list) and len(ends) == 2 else (None, None)
                 value = written(run.metrics.get(f"{label}_{key}" if label else key))
                 between = f" [{written(low)}, {written(high)}]" if is_number(low) else ""
                 cells.append(f"{value}{between}")
-            ece = part.get("reliability", {}).get("ece")
-            rows.append([named(run, label), *cells, written(ece)])
+            rows.append([named(run, label), *cells, written(entry(part, "reliability", "ece"))])
     header = ["Run", *(METRICS[key].title for key in with_intervals()), "ECE"]
     hints = {"ECE": "Expected calibration error: mean distance from the diagonal"}
     return {"header": header, "rows": rows, "hints": hints, "best": {}} if rows else None
@@ -76,6 +77,7 @@ def _calibration(runs: Sequence[Run], label: str, number: int) -> Markup | None:
                 for own, part in _parts(run)
                 if own == label
                 for one in _bins(part)
+                if is_number(one.get("prediction")) and is_number(one.get("label"))
             ],
         )
         for index, run in enumerate(runs)
@@ -83,7 +85,7 @@ def _calibration(runs: Sequence[Run], label: str, number: int) -> Markup | None:
     points = [point for line in lines for point in line.points]
     if not points:
         return None
-    top = 1.05 * max(max(point) for point in points)
+    top = 1.05 * max(max(point) for point in points) or 1.0
     lines.append(Line(label="diagonal", series=len(runs), points=[(0.0, 0.0), (top, top)]))
     axes = Axes(
         title=_title(label),
@@ -102,9 +104,9 @@ def calibration_tables(run: Run) -> list[tuple[str, dict[str, Any]]]:
     for label, part in _parts(run):
         rows = [
             [
-                f"{written(one['low'])} to {written(one['high'])}",
-                *(written(one[key]) for key in ("prediction", "label")),
-                written(one["weight"], ",.0f"),
+                f"{written(one.get('low'))} to {written(one.get('high'))}",
+                *(written(one.get(key)) for key in ("prediction", "label")),
+                written(one.get("weight"), ",.0f"),
             ]
             for one in _bins(part)
         ]
@@ -119,14 +121,14 @@ def activities(run: Run) -> list[tuple[str, dict[str, Any]]]:
     tables = []
     header = ["Test rows of a user", "Users", "With both labels", "Rows", "GAUC"]
     for label, part in _parts(run):
-        found = part.get("user_activity")
-        if not isinstance(found, list) or not found:
+        found = records(part.get("user_activity"))
+        if not found:
             continue
         rows = []
         for one in found:
-            low, high = one["from_rows"], one["to_rows"]
-            ends = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-            counts = [written(one[key], ",.0f") for key in ("users", "users_with_both", "rows")]
+            low, high = (written(one.get(key), ",.0f") for key in ("from_rows", "to_rows"))
+            ends = low if low == high else f"{low} to {high}"
+            counts = [written(one.get(key), ",.0f") for key in ("users", "users_with_both", "rows")]
             rows.append([ends, *counts, written(one.get("gauc"))])
         tables.append(
             (named(run, label), {"header": header, "rows": rows, "hints": {}, "best": {}})
@@ -137,15 +139,22 @@ def activities(run: Run) -> list[tuple[str, dict[str, Any]]]:
 def phases(runs: Sequence[Run]) -> dict[str, Any] | None:
     """Return where a step's time went: shares of the sampled steps of each run."""
     found = [run.evaluation.get("phase_seconds") for run in runs]
-    measured = [one if isinstance(one, dict) else {} for one in found]
+    measured = [
+        {name: value for name, value in one.items() if is_number(value) and value >= 0}
+        if isinstance(one, dict)
+        else {}
+        for one in found
+    ]
     names = list(dict.fromkeys(name for one in measured for name in one))
     rows = []
     for run, seconds in zip(runs, measured, strict=True):
-        total = sum(value for value in seconds.values() if is_number(value))
+        total = sum(seconds.values())
         if total:
             shares = [f"{seconds.get(name, 0) / total:.1%}" for name in names]
-            steps = run.evaluation.get("sampled_steps") or 0
-            step = f"{1e3 * total / steps:,.1f}" if steps else DASH
+            steps = run.evaluation.get("sampled_steps")
+            step = DASH
+            if is_number(steps) and steps > 0:
+                step = f"{1e3 * total / steps:,.1f}"
             rows.append([run.name, step, *shares])
     header = ["Run", "ms a step", *(name.replace("_", " ") for name in names)]
     return {"header": header, "rows": rows, "hints": {}, "best": {}} if rows else None
@@ -156,9 +165,9 @@ def _parts(run: Run) -> list[tuple[str, dict[str, Any]]]:
     found = run.evaluation.get("labels")
     if not isinstance(found, dict):
         return [("", run.evaluation)]
-    return [(name, part) for name, part in found.items() if isinstance(part, dict)]
+    parts = [(name, part) for name, part in found.items() if isinstance(part, dict)]
+    return parts[:_MAX_LABELS]
 
 
 def _bins(part: dict[str, Any]) -> list[dict[str, Any]]:
-    found = part.get("reliability")
-    return found.get("bins", []) if isinstance(found, dict) else []
+    return records(entry(part, "reliability", "bins"))[:_MAX_BINS]

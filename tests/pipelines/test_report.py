@@ -107,6 +107,8 @@ def test_what_is_missing_is_said_in_its_place(tmp_path):
 def test_several_labels_and_epochs_have_tables(tmp_path):
     metrics = {
         "click_auc": 0.74,
+        "click_auc_standard_error": 0.001,
+        "like_auc_standard_error": 0.002,
         "click_ne": 0.88,
         "like_auc": 0.69,
         "like_ne": 0.91,

@@ -14,12 +14,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pipelines.reporting import run_data
 from tests.support import s3
 from trainer.checkpoint import dcp
 from trainer.checkpoint.ownership import OWNER, RUN, take
 from trainer.checkpoint.storage import address, locate
-from trainer.config.config import TrainConfig, load_recipe, to_dict
-from trainer.run_dir import CONFIG, checkpoints_of, claim
+from trainer.config.config import TrainConfig, apply_overrides, load_recipe, to_dict
+from trainer.run_dir import CONFIG, RECIPE_CHANGES, checkpoints_of, claim, note_changes
 from trainer.runtime.exit_codes import exit_code
 from trainer.runtime.runtime import Runtime
 from trainer.warm_start.policies import resolve
@@ -28,7 +29,7 @@ RECIPE = "dlrm.demo"
 OTHER = f"""
 import sys
 from pathlib import Path
-from trainer.config.config import load_recipe
+from trainer.config.config import apply_overrides, load_recipe
 from trainer.run_dir import _claim
 
 _claim(Path(sys.argv[1]), load_recipe({RECIPE!r}))
@@ -278,3 +279,15 @@ def test_a_password_in_the_folder_of_checkpoints_is_used_and_kept_nowhere(
 
     assert exit_code(fail) == 2
     assert "s3cret" not in capfd.readouterr().err
+
+
+def test_a_run_notes_how_it_differs_from_its_recipe(tmp_path):
+    recipe = load_recipe(RECIPE)
+    config = apply_overrides(recipe, ["--dense.learning-rate", "0.25"])
+    note_changes(tmp_path, recipe, config)
+    assert run_data.CHANGES == RECIPE_CHANGES
+    found = run_data.read_data(tmp_path / RECIPE_CHANGES)
+    assert found["recipe"] == RECIPE
+    (one,) = found["settings"]
+    assert one["setting"] == "dense.learning_rate" and one["run"] == 0.25
+    assert one["recipe"] == recipe.dense.learning_rate

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.report import main
+from pipelines.reporting.run_data import CHANGES
 from tests.support.report_pages import page, write_run
 
 TEMPLATE = Path(__file__).resolve().parents[3] / "pipelines/reporting/templates/report.html.j2"
@@ -101,14 +102,15 @@ def test_values_of_a_kind_that_no_run_writes_are_passed_over(tmp_path):
 
 
 def test_settings_that_are_not_the_recipes_are_listed(tmp_path):
-    from trainer.config.config import apply_overrides, load_recipe, to_dict
-
-    config = apply_overrides(load_recipe("dlrm.demo"), ["--dense.learning-rate", "0.5"])
-    _, found = page([trusted(tmp_path / "run", **to_dict(config))], tmp_path)
+    run = trusted(tmp_path / "run", recipe="dlrm.demo")
+    setting = {"setting": "dense.learning_rate", "recipe": 0.002, "run": 0.5}
+    (run / CHANGES).write_text(json.dumps({"recipe": "dlrm.demo", "settings": [setting]}))
+    _, found = page([run], tmp_path)
     assert found.row("dense.learning_rate") == ["dense.learning_rate", "0.002", "0.5"]
-    assert not [row for row in found.cells if row[:1] == ["sparse.learning_rate"]]
+    (run / CHANGES).write_text(json.dumps({"recipe": "dlrm.demo", "settings": []}))
+    assert "every setting is that of dlrm.demo" in page([run], tmp_path)[1].text
     _, other = page([trusted(tmp_path / "other", recipe="acme:feed")], tmp_path)
-    assert "the recipe acme:feed is not known here" in other.text
+    assert f"its folder has no {CHANGES}" in other.text
 
 
 def test_a_run_stands_beside_the_one_before_it_and_the_best_on_the_same_rows(tmp_path):
