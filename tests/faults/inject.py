@@ -110,14 +110,13 @@ def _at_write(fault: dict[str, Any], fire: Callable[[], None]) -> None:
             if done == fault["count"]:
                 fire()
                 if half:  # a part of the bytes gets through
-                    data = memoryview(arguments[1]).cast("B")
-                    function(arguments[0], data[: len(data) // 2])
+                    function(arguments[0], arguments[1][: len(arguments[1]) // 2])
                 die()
             return function(*arguments, **options)
 
         return call
 
-    storage._Counted.write = counted(storage._Counted.write, half=True)
+    storage.Counted.write = counted(storage.Counted.write, half=True)
     layout.write_durably = counted(layout.write_durably)
     layout.sync_folder = counted(layout.sync_folder)
     layout._remove = counted(layout._remove)
@@ -129,35 +128,35 @@ def _at_write(fault: dict[str, Any], fire: Callable[[], None]) -> None:
 def _full_disk(fault: dict[str, Any], fire: Callable[[], None]) -> None:
     """Let the checkpoints numbered `fault["saves"]`, from 1, run into a full disk."""
     saves = 0
-    draft, write = layout.draft, storage._Counted.write
+    draft, write = layout.draft, storage.Counted.write
 
     def counted(target: Any) -> Any:
         nonlocal saves
         saves += 1
         return draft(target)
 
-    def full(stream: Any, data: Any) -> int:
+    def full(stream: Any, data: Any) -> None:
         if saves in fault["saves"]:
             fire()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(stream, data)
+        write(stream, data)
 
     from trainer.checkpoint import dcp
 
     dcp.draft = counted
-    cast(Any, storage._Counted).write = full
+    cast(Any, storage.Counted).write = full
 
 
 def _slow_disk(fault: dict[str, Any], fire: Callable[[], None]) -> None:
     """Let every write of a checkpoint take `fault["seconds"]`."""
-    write = storage._Counted.write
+    write = storage.Counted.write
 
-    def slow(stream: Any, data: Any) -> int:
+    def slow(stream: Any, data: Any) -> None:
         fire()
         time.sleep(fault["seconds"])
-        return write(stream, data)
+        write(stream, data)
 
-    cast(Any, storage._Counted).write = slow
+    cast(Any, storage.Counted).write = slow
 
 
 def _children(pid: int) -> list[int]:

@@ -46,8 +46,7 @@ def exit_code(work: Callable[[], None], resumes: bool = False) -> int:
         # The process group is left as it is: leaving it properly would wait for the other ranks.
         trace = without_credentials(traceback.format_exc())
         print(f"{_rank()}{trace}", file=sys.stderr, flush=True)
-        with contextlib.suppress(OSError):
-            get_error_handler().record_exception(error)
+        _record(error)
         return 1
     finally:
         # A lone process waits for nobody, and whoever called this may train again.
@@ -57,13 +56,17 @@ def exit_code(work: Callable[[], None], resumes: bool = False) -> int:
 
 
 def _record(error: Exception) -> None:
-    """Hand `error` to the launcher, without the trace that led to it."""
-    if without_credentials(str(error)) != str(error):
-        error.args = (without_credentials(str(error)),)
-    try:
-        raise error.with_traceback(None) from None
-    except (ValueError, RunError):
-        with contextlib.suppress(OSError):
+    """Hand `error` to the launcher; of one that explains itself without the trace to it."""
+    error.args = tuple(
+        without_credentials(one) if isinstance(one, str) else one for one in error.args
+    )
+    with contextlib.suppress(OSError):
+        if not isinstance(error, ValueError | RunError):
+            get_error_handler().record_exception(error)
+            return
+        try:
+            raise error.with_traceback(None) from None
+        except (ValueError, RunError):
             get_error_handler().record_exception(error)
 
 

@@ -258,6 +258,20 @@ def test_clipping_is_by_the_norm_of_the_whole_batch_at_any_number_of_ranks(
             assert clipped == pytest.approx(1e-3 * dense_norm / norm, rel=1e-4)
 
 
+@pytest.mark.dist
+def test_clipping_the_dense_gradient_leaves_the_tables_gradients_as_they_are(
+    processes: Processes,
+) -> None:
+    def tables(**settings: Any) -> dict[str, torch.Tensor]:
+        recipe = Recipe(num_steps=1, sparse=SGD, precision=PrecisionConfig(**settings))
+        return whole_tables(processes.run(train, recipe))
+
+    free, dense, whole = tables(), tables(max_norm=1e-3), tables(max_norm=1e-3, clip="all")
+    for name, table in free.items():
+        assert torch.equal(dense[name], table), name
+    assert any(not torch.equal(whole[name], table) for name, table in free.items())
+
+
 def _grow_and_resume(runtime: Runtime, config: PrecisionConfig) -> Any:
     """Train 5 steps; hand the state to a second session after it."""
     session = Session(runtime, Recipe(num_steps=5, precision=config))

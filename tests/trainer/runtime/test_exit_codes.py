@@ -61,3 +61,18 @@ def test_an_interruption_is_one_line_and_its_own_exit_code(capsys):
     assert exit_code(work, resumes=True) == 130
     said = capsys.readouterr().err
     assert said == "interrupted: the same command goes on from its newest checkpoint\n"
+
+
+@pytest.mark.parametrize("kind", [ValueError, RunError, KeyError])
+def test_a_failure_shows_no_password_of_a_url(capsys, monkeypatch, tmp_path, kind):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+
+    url = "http://me:{}@gateway:9091".format("s3cret")
+
+    def fail() -> None:
+        raise kind(f"{url}: not there")
+
+    assert exit_code(fail) in (1, 2)
+    told = capsys.readouterr().err
+    assert "http://gateway:9091: not there" in told and "s3cret" not in told
+    assert "s3cret" not in (tmp_path / "error.json").read_text()
