@@ -17,16 +17,20 @@ Shapes: B examples, T tokens, V targets, D token width.
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-# Packages announce the classes of their towers' settings under this name.
-GROUP = "fullrank.towers"
+from models.plugins import GROUP, announced
+
+# Folders beside this file, each of whose modules holds a tower or parts of one.
+_FOLDERS = ("towers", "baselines")
 
 
 class Tower(nn.Module):
@@ -123,10 +127,13 @@ def find_tower(name: Any) -> type[TowerConfig]:
     Raises:
         ValueError: no such class is imported, and no installed package announces it.
     """
+    for folder in _FOLDERS:
+        for module in pkgutil.iter_modules([str(Path(__file__).with_name(folder))]):
+            importlib.import_module(f"{__package__}.{folder}.{module.name}")
     known = {type_name(kind): kind for kind in _subclasses(TowerConfig)}
     if isinstance(name, str) and name not in known and ":" in name:
         package = name.partition(":")[0].partition(".")[0]
-        for point in entry_points(group=GROUP):
+        for point in announced().values():
             if point.module.partition(".")[0] == package:
                 point.load()
         known = {type_name(kind): kind for kind in _subclasses(TowerConfig)}

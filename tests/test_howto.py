@@ -15,8 +15,8 @@ import torch
 
 from embeddings.schema.schema import load_schema
 from pipelines.cli import COMMANDS
-from trainer.config.config import load_recipe
 from trainer.config.overrides import setting_names
+from trainer.recipes.load import load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 HOWTOS = sorted((ROOT / "docs" / "howto").glob("*.md"))

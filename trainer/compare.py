@@ -43,6 +43,7 @@ from trainer.evaluation.evaluate import (
 )
 from trainer.evaluation.slices import SliceCodes
 from trainer.metrics.metrics import communication_device
+from trainer.recipes.load import TOWER_HELP, import_tower
 from trainer.runtime.atomic_files import json_ready
 from trainer.runtime.exit_codes import exit_code
 from trainer.runtime.program import program
@@ -214,6 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--replicates", type=int, default=200, help="of the bootstrap (default: 200)")
     by = "the same by a column's values, or by `day`; may be repeated"
     add("--slice-by", metavar="COLUMN", action="append", default=[], help=by)
+    add("--tower", metavar="MODULE:CLASS", action="append", default=[], help=TOWER_HELP)
     options = parser.parse_args(arguments)
 
     def work() -> None:
@@ -221,6 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"expected one or two models, got {len(options.models)}")
         if options.replicates < 1:
             raise ValueError(f"--replicates: expected at least 1, got {options.replicates}")
+        for name in options.tower:
+            import_tower(name)
         paths = [resolve(path) for path in options.models]
         runtime = start()
         # The first model's test rows, for both: they are compared on the same ones.

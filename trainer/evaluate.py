@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from trainer.data.splits import parse_rows
 from trainer.evaluation.evaluate import Detail, evaluate_checkpoint
+from trainer.recipes.load import TOWER_HELP, import_tower
 from trainer.runtime.atomic_files import json_ready
 from trainer.runtime.exit_codes import exit_code
 from trainer.runtime.program import program
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--replicates", type=int, default=100, help=replicates)
     by = "add metrics by a column's values, or by `day`; may be repeated"
     parser.add_argument("--slice-by", metavar="COLUMN", action="append", default=[], help=by)
+    parser.add_argument("--tower", metavar="MODULE:CLASS", default="", help=TOWER_HELP)
     options = parser.parse_args(arguments)
 
     def work() -> None:
@@ -54,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         detail = Detail(
             deep=options.deep, replicates=options.replicates, slice_by=tuple(options.slice_by)
         )
+        if options.tower:
+            import_tower(options.tower)
         path = resolve(options.checkpoint)
         runtime = start()
         data, days = options.data, options.days

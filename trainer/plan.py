@@ -63,7 +63,8 @@ def read_config(source: str) -> TrainConfig:
         ValueError: it is none of these.
     """
     from embeddings.schema.schema import load_schema
-    from trainer.config.config import TrainConfig, config_from_dict, load_recipe
+    from trainer.config.config import TrainConfig, config_from_dict
+    from trainer.recipes.load import load_recipe
 
     path = Path(source)
     if path.suffix in (".yaml", ".yml"):

@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return show_settings(arguments)
         recipe, output, overrides = parse(arguments)
         check_command(recipe, overrides)
-        from trainer.config.config import apply_overrides, load_recipe
+        from trainer.config.config import apply_overrides
+        from trainer.recipes.load import load_recipe
 
         base = load_recipe(recipe)
         config = apply_overrides(base, overrides)
@@ -120,8 +121,9 @@ def show_settings(arguments: Sequence[str]) -> int:
         ValueError: there is no such recipe or section.
     """
     check_command(arguments[0], ())
-    from trainer.config.config import apply_overrides, load_recipe
+    from trainer.config.config import apply_overrides
     from trainer.config.overrides import describe_section, describe_sections
+    from trainer.recipes.load import load_recipe
 
     config = load_recipe(arguments[0])
     if "--help-all" in arguments:

@@ -201,8 +201,9 @@ def build(options: argparse.Namespace) -> Pipeline:
     Raises:
         ValueError: an option, the recipe or a setting is wrong.
     """
-    from trainer.config.config import apply_overrides, load_recipe
+    from trainer.config.config import apply_overrides
     from trainer.data.files import days_of
+    from trainer.recipes.load import load_recipe
 
     if options.epochs < 1 or options.patience < 0 or not 0 < options.warmup_share < 1:
         raise ValueError(
@@ -232,7 +233,7 @@ def build(options: argparse.Namespace) -> Pipeline:
         policies=policies,
         patience=options.patience,
         metric=options.metric,
-        launch=launch.from_options(options),
+        launch=launch.from_options(options, config.outside_tower),
     )
     folder = options.output or Path("runs") / "epochs" / options.recipe
     folder = (folder / options.date if options.date else folder).resolve()

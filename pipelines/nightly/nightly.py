@@ -165,7 +165,8 @@ def build(options: argparse.Namespace) -> Pipeline:
         ValueError: an option, the recipe or a setting is wrong.
         NotReadyError: the date, or a day before it, is not ready; or no day is new.
     """
-    from trainer.config.config import apply_overrides, load_recipe
+    from trainer.config.config import apply_overrides
+    from trainer.recipes.load import load_recipe
 
     config = apply_overrides(load_recipe(options.recipe), options.overrides)
     output = options.output.resolve()
@@ -196,7 +197,7 @@ def build(options: argparse.Namespace) -> Pipeline:
         accept=tuple(options.accept_days),
         drift=read_thresholds("drift", DriftConfig, options),
         gate=read_thresholds("gate", GateConfig, options),
-        launch=launch.from_options(options),
+        launch=launch.from_options(options, config.outside_tower),
         mlflow=mlflow_tracking.from_options(options),
     )
     folder = output / "nights" / options.date

@@ -49,6 +49,7 @@ class LaunchConfig:
     size: what torchx asks for each node (deploy/components.py); empty: this machine's size.
     retries: of a command that failed; a training goes on from its newest checkpoint.
     pause_seconds: before the first retry; doubled before each further one.
+    tower: `package.module:Class` of a tower from outside the repository, which evaluations import.
     """
 
     launcher: Literal["torchrun", "torchx"] = "torchrun"
@@ -57,6 +58,7 @@ class LaunchConfig:
     size: str = ""
     retries: int = 0
     pause_seconds: float = 5.0
+    tower: str = ""
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -95,12 +97,15 @@ class LaunchConfig:
     def evaluate(self, run: Path, data: str, days: str, rows: str = "") -> list[str]:
         """Return the command that evaluates the newest checkpoint of `run` on part of a log."""
         words = (str(run), "--data", data, *(("--rows", rows) if rows else ("--days", days)))
-        return [sys.executable, "-m", "trainer.evaluate", *words]
+        return [sys.executable, "-m", "trainer.evaluate", *words, *self._tower()]
 
     def compare(self, models: Sequence[Path], data: str, days: str, replicates: int) -> list[str]:
         """Return the command that compares one or two models on the same days of a log."""
         words = (*map(str, models), "--data", data, "--days", days, "--replicates", str(replicates))
-        return [sys.executable, "-m", "trainer.compare", *words]
+        return [sys.executable, "-m", "trainer.compare", *words, *self._tower()]
+
+    def _tower(self) -> tuple[str, ...]:
+        return ("--tower", self.tower) if self.tower else ()
 
     def _python(self) -> list[str]:
         processes = self.topology.partition("x")[2]
@@ -164,14 +169,20 @@ def add_options(parser: argparse.ArgumentParser, retries: int = 0) -> None:
     add("--retries", type=int, default=retries, help=f"of a failed command (default: {retries})")
 
 
-def from_options(options: argparse.Namespace) -> LaunchConfig:
-    """Return what the options of `add_options` say."""
+def from_options(options: argparse.Namespace, tower: str = "") -> LaunchConfig:
+    """Return what the options of `add_options` say.
+
+    Args:
+        options: of the command line.
+        tower: as in `LaunchConfig`.
+    """
     return LaunchConfig(
         launcher=options.launcher,
         topology=options.topology,
         scheduler=options.scheduler,
         size=options.size,
         retries=options.retries,
+        tower=tower,
     )
 
 

@@ -23,8 +23,8 @@ from models.ranking import RankingModel
 from models.stream import Stream
 from models.tokens import StreamTokenizer
 from tests.benchmarks.timing import interleave, single_threaded
-from trainer.config.config import load_recipe
 from trainer.distributed.compile import compile_tower, num_graphs, uncompiled
+from trainer.recipes.load import load_recipe
 
 RECIPES = (
     "dlrm.demo",

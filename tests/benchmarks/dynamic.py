@@ -27,8 +27,8 @@ from embeddings.schema.schema import Schema
 from models.batch import Batch
 from tests.benchmarks.timing import Line, interleave, single_threaded
 from trainer.build import build_training
-from trainer.config.config import load_recipe
 from trainer.data.hashing import to_rows
+from trainer.recipes.load import load_recipe
 from trainer.runtime import runtime
 
 ARTICLES, MEAN_HISTORY = 1_000_000, 4.0

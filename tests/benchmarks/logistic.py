@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from embeddings.schema.schema import Schema
-from trainer.config.config import TrainConfig, apply_overrides, load_recipe
+from trainer.config.config import TrainConfig, apply_overrides
 from trainer.config.fit_to_log import choose_split
 from trainer.data.columns import kind_of, read_lists, to_floats, to_integers
 from trainer.data.files import LogFile, discover, keep_rows
@@ -34,6 +34,7 @@ from trainer.data.hashing import hash_strings, mix64
 from trainer.data.splits import parse_days, parse_rows
 from trainer.data.transforms import label_matrices
 from trainer.metrics.metrics import Metrics
+from trainer.recipes.load import load_recipe
 from trainer.runtime.atomic_files import json_ready
 
 BUCKETS = 2**20

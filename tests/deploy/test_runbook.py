@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.config import load_recipe
 from trainer.config.overrides import setting_names
+from trainer.recipes.load import load_recipe
 from trainer.telemetry.alerts import ADVICE
 from trainer.telemetry.prometheus_metrics import METRICS
 

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from embeddings.schema.lifetime import DynamicConfig
 from embeddings.schema.schema import Label, Schema, SparseFeature, Table
 from tests.support import runs
-from trainer.config.config import apply_overrides, load_recipe
+from trainer.config.config import apply_overrides
 from trainer.config.fit_to_log import fit_recipe
 from trainer.data.collate import empty_batch, pad_batch, to_batch
 from trainer.data.columns import RowError
 from trainer.data.files import discover
 from trainer.data.loader import LoaderConfig
+from trainer.recipes.load import load_recipe
 
 
 def schema_of(keep=3, table_rows=20, **feature):

@@ -134,7 +134,8 @@ class ManifestTarget(Target):
     def prepare(self) -> None:
         """Make the manifest of a small run."""
         from trainer.checkpoint import layout
-        from trainer.config.config import load_recipe, to_dict
+        from trainer.config.config import to_dict
+        from trainer.recipes.load import load_recipe
 
         values: dict[str, Any] = {"config": to_dict(load_recipe("dlrm.demo"))}
         for key, kind in layout.RUN.items():
@@ -289,7 +290,8 @@ class ReportTarget(Target):
 
         run = write_run(self.folder / "sound", charts=False)
         self.files = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-        from trainer.config.config import load_recipe, to_dict
+        from trainer.config.config import to_dict
+        from trainer.recipes.load import load_recipe
 
         config = to_dict(load_recipe("dlrm.demo"))
         self.files["config.json"] = json.dumps(config).encode()

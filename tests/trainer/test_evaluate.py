@@ -11,8 +11,8 @@ from tests.support import runs
 from tests.support.runs import DAYS
 from trainer import evaluate
 from trainer.checkpoint.layout import complete, read_manifest
-from trainer.config.config import load_recipe
 from trainer.evaluation.evaluate import choose_rows
+from trainer.recipes.load import load_recipe
 
 
 def config(**data):

@@ -15,8 +15,9 @@ import yaml
 from embeddings.sharding.plans import plan_from_dict
 from tests.support.tiny import SCHEMA
 from trainer import plan
-from trainer.config.config import load_recipe, write_config
+from trainer.config.config import write_config
 from trainer.plan import main, parse_bytes
+from trainer.recipes.load import load_recipe
 
 
 def test_a_schema_a_recipe_and_a_runs_configuration_are_planned_without_the_machines(

@@ -19,7 +19,8 @@ from tests.support import s3
 from trainer.checkpoint import dcp
 from trainer.checkpoint.ownership import OWNER, RUN, take
 from trainer.checkpoint.storage import address, locate
-from trainer.config.config import TrainConfig, apply_overrides, load_recipe, to_dict
+from trainer.config.config import TrainConfig, apply_overrides, to_dict
+from trainer.recipes.load import load_recipe
 from trainer.run_dir import CONFIG, RECIPE_CHANGES, checkpoints_of, claim, note_changes
 from trainer.runtime.runtime import Runtime
 from trainer.warm_start.policies import resolve
@@ -28,7 +29,8 @@ RECIPE = "dlrm.demo"
 OTHER = f"""
 import sys
 from pathlib import Path
-from trainer.config.config import apply_overrides, load_recipe
+from trainer.config.config import apply_overrides
+from trainer.recipes.load import load_recipe
 from trainer.run_dir import _claim
 
 _claim(Path(sys.argv[1]), load_recipe({RECIPE!r}))

@@ -10,19 +10,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import importlib
 import io
 import json
-import pkgutil
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import tyro
 
-import trainer.recipes
 from embeddings.optimizer import SparseOptimizerConfig
 from embeddings.schema.plain import from_plain, suggest
 from embeddings.schema.schema import Schema, load_schema
@@ -31,7 +28,6 @@ from models.ranking import ModelConfig
 from models.tower import StreamTowerConfig, find_tower, type_name
 from trainer.checkpoint.schedule import CheckpointConfig
 from trainer.config.fit_to_log import fit_recipe
-from trainer.config.names import unknown_recipe
 from trainer.config.overrides import check_words, last_value, setting_kinds, without_replaced
 from trainer.data.loader import LoaderConfig
 from trainer.data.splits import parse_days, parse_rows
@@ -158,49 +154,15 @@ class TrainConfig:
                 )
 
     @property
+    def outside_tower(self) -> str:
+        """`package.module:Class` of a tower from outside the repository, or an empty string."""
+        name = type_name(type(self.model.tower))
+        return name if ":" in name else ""
+
+    @property
     def has_warmup(self) -> bool:
         """Whether the tower trains the first steps of a run in a simpler form."""
         return getattr(self.model.tower, "warmup", 0.0) > 0
-
-
-def recipes() -> dict[str, Callable[[], TrainConfig]]:
-    """Return the recipes of the repository by name (module.function), in order."""
-    found: dict[str, Callable[[], TrainConfig]] = {}
-    for info in pkgutil.iter_modules(trainer.recipes.__path__):
-        if info.name in {"datasets", "schemas"}:  # parts of recipes
-            continue
-        module = importlib.import_module(f"trainer.recipes.{info.name}")
-        for name, value in vars(module).items():
-            own = callable(value) and getattr(value, "__module__", "") == module.__name__
-            if own and not name.startswith("_"):
-                found[f"{info.name}.{name}"] = cast("Callable[[], TrainConfig]", value)
-    return found
-
-
-def load_recipe(name: str) -> TrainConfig:
-    """Return the configuration called `name`.
-
-    name: 'specformer.globo', or 'package.module:function' from elsewhere.
-
-    Raises:
-        ValueError: no such recipe; the message proposes the closest name.
-    """
-    if ":" in name:
-        module_name, _, function = name.partition(":")
-        try:
-            config = getattr(importlib.import_module(module_name), function)()
-            if not isinstance(config, TrainConfig):
-                raise TypeError(f"it returned {type(config).__name__}, not a TrainConfig")
-            return config
-        except (ImportError, AttributeError, TypeError) as error:
-            raise ValueError(
-                f"recipe {name!r}: cannot be loaded ({error}); expected package.module:function on "
-                "PYTHONPATH"
-            ) from error
-    known = recipes()
-    if name not in known:
-        raise ValueError(unknown_recipe(name, known))
-    return known[name]()
 
 
 def apply_overrides(config: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
@@ -283,7 +245,6 @@ def config_from_dict(values: dict[str, Any]) -> TrainConfig:
     Raises:
         ValueError: an unknown or wrongly typed key, or a tower that is not known.
     """
-    recipes()  # imports the towers of the repository
     model = values.get("model")
     if isinstance(model, dict) and isinstance(tower := model.get("tower"), dict):
         place = "config.model.tower"

@@ -2,9 +2,8 @@
 """The names of recipes and settings, known without torch.
 
 `names.json` holds what `--list`, shell completion and the first check of a command line need, so
-that they answer in tenths of a second. A test compares the file with the recipes. Run
-`python -m trainer.config.names`, which writes it, after a recipe or a setting has been added,
-renamed or removed.
+that they answer in tenths of a second. A test compares the file with the recipes. After a recipe or
+a setting has been added, renamed or removed, `python -m trainer.recipes.write_names` writes it.
 
 A recipe or a setting that is missing from the file, but occurs in the sources, is left to the
 complete check. So a file that is out of date costs time and refuses nothing that exists.
@@ -13,16 +12,15 @@ complete check. So a file that is out of date costs time and refuses nothing tha
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from embeddings.schema.plain import suggest
-from trainer.config.overrides import Kind, UnknownSettingError, check_words, setting_kinds
+from models.plugins import announced
+from trainer.config.overrides import Kind, UnknownSettingError, check_words
 from trainer.runtime.program import program
 
 FILE = Path(__file__).with_name("names.json")
@@ -64,7 +62,7 @@ def names() -> Names:
     except (OSError, ValueError, TypeError) as error:
         raise RuntimeError(
             f"{FILE}: expected the names of recipes and settings, cannot read them ({error}); "
-            "write them with `python -m trainer.config.names`, or install the package again"
+            "write them with `python -m trainer.recipes.write_names`, or install the package again"
         ) from error
 
 
@@ -72,7 +70,8 @@ def check_command(recipe: str, words: Sequence[str]) -> None:
     """Refuse a recipe or a setting that certainly does not exist, without importing the recipes.
 
     Args:
-        recipe: a recipe's name; `package.module:function` passes, as its settings are unknown here.
+        recipe: a recipe's name. `package.module:function` passes, and so does a tower of an
+            installed package: their settings are not known here.
         words: the settings after it.
 
     Raises:
@@ -82,6 +81,8 @@ def check_command(recipe: str, words: Sequence[str]) -> None:
         return
     known = names()
     if recipe not in known.recipes:
+        if recipe.partition(".")[0] in announced():  # a tower of an installed package
+            return
         if not all(_occurs(part) for part in recipe.split(".")):
             raise ValueError(unknown_recipe(recipe, known.recipes))
         return
@@ -109,30 +110,6 @@ def describe_recipes() -> str:
     return "\n".join(f"{name:<{width}}  {summary}" for name, summary in known.items())
 
 
-def generate() -> str:
-    """Return the text of the file, from the recipes themselves."""
-    from trainer.config.config import recipes  # late: it needs torch
-
-    built = {name: (function, setting_kinds(function())) for name, function in recipes().items()}
-    each = [kinds for _, kinds in built.values()]
-    shared = {
-        name: kind for name, kind in each[0].items() if all(one.get(name) == kind for one in each)
-    }
-    groups: dict[str, tuple[list[str], dict[str, Kind]]] = {}
-    for name, (_, kinds) in built.items():
-        own = {key: kind for key, kind in kinds.items() if key not in shared}
-        groups.setdefault(json.dumps(own), ([], own))[0].append(name)
-    found = Names(
-        recipes={
-            name: (inspect.getdoc(function) or "").partition("\n")[0]
-            for name, (function, _) in built.items()
-        },
-        settings=shared,
-        more=[group for group in groups.values() if group[1]],
-    )
-    return json.dumps(found._asdict(), indent=1) + "\n"
-
-
 def _occurs(word: str) -> bool:
     """Return whether the sources define a field, a function or a module of this name."""
     if not word.isidentifier():
@@ -143,13 +120,3 @@ def _occurs(word: str) -> bool:
         for package in _PACKAGES
         for path in (_SOURCES / package).rglob("*.py")
     )
-
-
-def main() -> int:
-    """Write the file and return the exit code."""
-    FILE.write_text(generate(), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

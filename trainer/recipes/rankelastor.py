@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""RankElastor on each log, and the five models that its authors released.
+"""RankElastor where a log needs other settings, and the five models that its authors released.
 
-A run: python -m trainer.train rankelastor.demo --output DIR --data.path LOGS.
+A run: python -m trainer.train rankelastor.criteo --output DIR --data.path LOGS.
 
 The released models (`criteo_dim10` ... `avazu_dim64`) have the release's tokenizer, blocks, head,
 batch size and dense learning rate; their dense parameters are counted in the tests. data.path is
@@ -25,42 +25,32 @@ from trainer.config.config import TrainConfig
 from trainer.data.loader import LoaderConfig
 from trainer.distributed.optimizer import DenseOptimizerConfig
 from trainer.distributed.precision import PrecisionConfig
-from trainer.recipes import datasets, schemas
-
-
-def demo() -> TrainConfig:
-    """RankElastor (the paper's equations) on the generated log: two minutes on 2 cores."""
-    return datasets.demo("rankelastor.demo", _model())
+from trainer.recipes import datasets, schemas, towers
 
 
 def demo_code() -> TrainConfig:
     """RankElastor as its authors released it, on the generated log."""
-    return datasets.demo("rankelastor.demo_code", _code_model())
+    return datasets.demo(_code_model())
 
 
 def globo() -> TrainConfig:
     """RankElastor on Globo's sessions, train 2017-10-01..11, test 2017-10-12."""
-    return datasets.globo("rankelastor.globo", _model(token_dim=16, depth=1))
+    return datasets.globo(towers.rankelastor(token_dim=16, depth=1))
 
 
 def globo_code() -> TrainConfig:
     """RankElastor as released, on Globo's sessions."""
-    return datasets.globo("rankelastor.globo_code", _code_model(token_dim=16, depth=1))
+    return datasets.globo(_code_model(token_dim=16, depth=1))
 
 
 def criteo() -> TrainConfig:
     """RankElastor on a Criteo log, 15 tokens of width 26 as in the paper."""
-    return datasets.criteo("rankelastor.criteo", _model(token_dim=26, num_tokens=15, depth=1))
-
-
-def frappe() -> TrainConfig:
-    """RankElastor on Frappe's contexts."""
-    return datasets.frappe("rankelastor.frappe", _model())
+    return datasets.criteo(towers.rankelastor(token_dim=26, num_tokens=15, depth=1))
 
 
 def movielens() -> TrainConfig:
     """RankElastor on MovieLens-100K."""
-    return datasets.movielens("rankelastor.movielens", _model(token_dim=16, depth=1))
+    return datasets.movielens(towers.rankelastor(token_dim=16, depth=1))
 
 
 def criteo_dim10() -> TrainConfig:
@@ -68,7 +58,7 @@ def criteo_dim10() -> TrainConfig:
 
     Published AUC .814719.
     """
-    return _released_criteo("rankelastor.criteo_dim10", field_dim=10, num_tokens=15, token_dim=26)
+    return _released_criteo(field_dim=10, num_tokens=15, token_dim=26)
 
 
 def criteo_dim20() -> TrainConfig:
@@ -76,7 +66,7 @@ def criteo_dim20() -> TrainConfig:
 
     Published AUC .814883.
     """
-    return _released_criteo("rankelastor.criteo_dim20", field_dim=20, num_tokens=26, token_dim=30)
+    return _released_criteo(field_dim=20, num_tokens=26, token_dim=30)
 
 
 def avazu_dim16() -> TrainConfig:
@@ -84,7 +74,7 @@ def avazu_dim16() -> TrainConfig:
 
     Published AUC .793131.
     """
-    return _released_avazu("rankelastor.avazu_dim16", token_dim=16, depth=4)
+    return _released_avazu(token_dim=16, depth=4)
 
 
 def avazu_dim32() -> TrainConfig:
@@ -92,7 +82,7 @@ def avazu_dim32() -> TrainConfig:
 
     Published AUC .794352.
     """
-    return _released_avazu("rankelastor.avazu_dim32", token_dim=32, depth=3)
+    return _released_avazu(token_dim=32, depth=3)
 
 
 def avazu_dim64() -> TrainConfig:
@@ -100,33 +90,20 @@ def avazu_dim64() -> TrainConfig:
 
     Published AUC .794775.
     """
-    return _released_avazu("rankelastor.avazu_dim64", token_dim=64, depth=5, learning_rate=1e-4)
-
-
-def _model(token_dim: int = 32, num_tokens: int = 0, depth: int = 2) -> ModelConfig:
-    return ModelConfig(
-        tower=RankElastorConfig(variant="paper", depth=depth),
-        tokenizer=TokenizerConfig(token_dim=token_dim, num_tokens=num_tokens),
-    )
+    return _released_avazu(token_dim=64, depth=5, learning_rate=1e-4)
 
 
 def _code_model(token_dim: int = 32, depth: int = 2) -> ModelConfig:
-    return ModelConfig(
-        tower=RankElastorConfig(variant="code", depth=depth),
-        tokenizer=TokenizerConfig(token_dim=token_dim),
-    )
+    return towers.fields(RankElastorConfig(variant="code", depth=depth), token_dim)
 
 
-def _released_criteo(
-    recipe: str, *, field_dim: int, num_tokens: int, token_dim: int
-) -> TrainConfig:
+def _released_criteo(*, field_dim: int, num_tokens: int, token_dim: int) -> TrainConfig:
     # 26 ids and 13 numbers, which the release reads as numbers only. Tables are as wide as lookup
     # kernels allow at least (a multiple of 4), of which field_dim columns are read.
     whole = schemas.criteo(num_embeddings=262_144, embedding_dim=-(-field_dim // 4) * 4)
     ids = tuple(feature for feature in whole.sparse if feature.transform == "hash")
     tables = tuple(table for table in whole.tables if table.name in {f.table for f in ids})
     return _released(
-        recipe,
         dataclasses.replace(whole, tables=tables, sparse=ids),
         RankElastorConfig(variant="code", depth=1, hidden_units=(64, 64), pooling="flatten"),
         TokenizerConfig(
@@ -142,9 +119,7 @@ def _released_criteo(
     )
 
 
-def _released_avazu(
-    recipe: str, *, token_dim: int, depth: int, learning_rate: float = 1e-3
-) -> TrainConfig:
+def _released_avazu(*, token_dim: int, depth: int, learning_rate: float = 1e-3) -> TrainConfig:
     fields = (
         *("hour", "weekday", "weekend", "C1", "banner_pos"),
         *("site_id", "site_domain", "site_category", "app_id", "app_domain", "app_category"),
@@ -159,7 +134,6 @@ def _released_avazu(
         labels=(Label(name="click"),),
     )
     return _released(
-        recipe,
         schema,
         RankElastorConfig(variant="code", depth=depth, pooling="flatten"),
         TokenizerConfig(
@@ -173,7 +147,6 @@ def _released_avazu(
 
 
 def _released(
-    recipe: str,
     schema: Schema,
     tower: RankElastorConfig,
     tokenizer: TokenizerConfig,
@@ -185,7 +158,7 @@ def _released(
     head = HeadConfig(hidden_units=(2 * tokenizer.num_tokens * tokenizer.token_dim,))
     model = ModelConfig(tower=tower, tokenizer=tokenizer, head=head)
     return dataclasses.replace(
-        datasets.frappe(recipe, model),
+        datasets.frappe(model),
         schema=schema,
         loader=loader,
         dense=DenseOptimizerConfig(learning_rate=learning_rate),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""SpecFormer on each log.
+"""SpecFormer where a log needs other settings than `towers.specformer()`.
 
-A run: python -m trainer.train specformer.demo --output DIR --data.path LOGS.
+A run: python -m trainer.train specformer.criteo --output DIR --data.path LOGS.
 """
 
 from __future__ import annotations
@@ -9,31 +9,13 @@ from __future__ import annotations
 import dataclasses
 
 from embeddings.optimizer import SparseOptimizerConfig
-from models.ranking import ModelConfig
-from models.tokens import TokenizerConfig
-from models.towers.specformer import SpecFormerConfig
 from trainer.config.config import TrainConfig
-from trainer.recipes import datasets
-
-
-def demo() -> TrainConfig:
-    """SpecFormer on the generated log: two minutes on 2 cores."""
-    return datasets.demo("specformer.demo", _model())
-
-
-def globo() -> TrainConfig:
-    """SpecFormer on Globo's sessions, train 2017-10-01..11, test 2017-10-12."""
-    return datasets.globo("specformer.globo", _model())
+from trainer.recipes import datasets, towers
 
 
 def criteo() -> TrainConfig:
     """SpecFormer on a Criteo log: its 39 fields and 13 numbers in 13 tokens of several each."""
-    return datasets.criteo("specformer.criteo", _model(token_dim=64, num_tokens=13))
-
-
-def frappe() -> TrainConfig:
-    """SpecFormer on Frappe's contexts."""
-    return datasets.frappe("specformer.frappe", _model())
+    return datasets.criteo(towers.specformer(token_dim=64, num_tokens=13))
 
 
 def movielens() -> TrainConfig:
@@ -41,18 +23,11 @@ def movielens() -> TrainConfig:
 
     It learns from larger batches, and its head drops nothing.
     """
-    model = _model(token_dim=64)
-    config = datasets.movielens("specformer.movielens", model)
+    model = towers.specformer(token_dim=64)
+    config = datasets.movielens(model)
     return dataclasses.replace(
         config,
         model=model,
         loader=dataclasses.replace(config.loader, batch_size=256),
         sparse=SparseOptimizerConfig(kind="rowwise_adagrad", learning_rate=0.05, eps=1e-5),
-    )
-
-
-def _model(token_dim: int = 32, num_tokens: int = 0) -> ModelConfig:
-    return ModelConfig(
-        tower=SpecFormerConfig(num_layers=2, ffn_ratio=2.0, logit_scale="rsqrt_dim", warmup=0.05),
-        tokenizer=TokenizerConfig(token_dim=token_dim, num_tokens=num_tokens),
     )

@@ -9,7 +9,7 @@ import torch
 from models.ranking import RankingModel
 from models.towers.tokenformer import TokenFormerConfig
 from tests.support.streams import stream_of
-from trainer.config.config import load_recipe
+from trainer.recipes.load import load_recipe
 
 SIZES = {"tiny": 32_896, "small": 262_656, "medium": 1_049_600, "large": 6_294_528}
 

@@ -11,7 +11,8 @@ from pipelines import run, study
 from pipelines.epochs import epochs, holdout
 from pipelines.orchestration.launch import LaunchConfig
 from pipelines.orchestration.stage import StageError
-from trainer.config.config import DataConfig, apply_overrides, load_recipe
+from trainer.config.config import DataConfig, apply_overrides
+from trainer.recipes.load import load_recipe
 
 DAYS = [f"2026-01-0{day}" for day in range(1, 5)]
 # Stands in for the trainer: notes its words, writes metrics that get worse after epoch 2.

@@ -18,7 +18,8 @@ from pipelines.orchestration.lock import Lock
 from pipelines.synthesize import SynthesisConfig, synthesize
 from pipelines.synthetic.click_model import ClickConfig
 from tests.support import runs
-from trainer.config.config import apply_overrides, load_recipe
+from trainer.config.config import apply_overrides
+from trainer.recipes.load import load_recipe
 from trainer.warm_start.policies import resolve_local
 
 DAYS = [f"2026-01-0{day}" for day in range(1, 6)]

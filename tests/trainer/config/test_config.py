@@ -8,16 +8,10 @@ import pytest
 import torch
 
 from models.ranking import RankingModel
-from trainer.config.config import (
-    apply_overrides,
-    config_from_dict,
-    fingerprint,
-    load_recipe,
-    recipes,
-    to_dict,
-)
+from trainer.config.config import apply_overrides, config_from_dict, fingerprint, to_dict
 from trainer.config.overrides import setting_names
 from trainer.data.splits import parse_days, parse_rows
+from trainer.recipes.load import load_recipe, recipes
 
 
 @pytest.mark.parametrize("name", sorted(recipes()))
@@ -76,7 +70,9 @@ def test_a_recipe_that_does_not_exist_is_an_error_that_proposes_one():
 
 
 def test_a_recipe_from_outside_the_repository_is_found_by_module_and_function():
-    assert load_recipe("trainer.recipes.dlrm:demo") == load_recipe("dlrm.demo")
+    name = "trainer.recipes.dlrm:movielens"
+    outside = dataclasses.replace(load_recipe("dlrm.movielens"), recipe=name)
+    assert load_recipe(name) == outside
 
 
 def test_day_ranges_are_inclusive_pairs_and_bad_ones_are_named():

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from embeddings.schema.schema import Label, Schema, SparseFeature, Table
-from trainer.config.config import DataConfig, load_recipe
+from trainer.config.config import DataConfig
 from trainer.config.fit_to_log import choose_split, fit_recipe
+from trainer.recipes.load import load_recipe
 
 SCHEMA = Schema(
     tables=(Table(name="a", num_embeddings=50, embedding_dim=8),),

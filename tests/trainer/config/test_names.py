@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from trainer.config import names
-from trainer.config.config import load_recipe
 from trainer.config.overrides import setting_kinds
+from trainer.recipes.load import load_recipe
+from trainer.recipes.write_names import generate
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = {"torch", "torchrec", "fbgemm_gpu", "pyarrow", "pandas", "matplotlib", "tyro", "deepspeed"}
@@ -35,8 +36,8 @@ def run(module: str, *words: str) -> tuple[int, set[str], str]:
 
 
 def test_the_file_of_names_is_current():
-    way_out = "run `python -m trainer.config.names` and commit the file"
-    assert names.FILE.read_text(encoding="utf-8") == names.generate(), way_out
+    way_out = "run `python -m trainer.recipes.write_names` and commit the file"
+    assert names.FILE.read_text(encoding="utf-8") == generate(), way_out
 
 
 @pytest.mark.parametrize("name", ["dlrm.globo", "specformer.demo", "tokenformer.demo"])

@@ -22,10 +22,11 @@ from tests.support import runs
 from tests.support.processes import Processes
 from tests.support.streams import stream_of
 from trainer.build import build_training, open_loader
-from trainer.config.config import TrainConfig, apply_overrides, load_recipe
+from trainer.config.config import TrainConfig, apply_overrides
 from trainer.distributed import compile as compiled
 from trainer.distributed.deepspeed_zero import ZeroConfig
 from trainer.distributed.parallelize import ParallelConfig
+from trainer.recipes.load import load_recipe
 from trainer.runtime.runtime import Runtime
 from trainer.trainer import Trainer
 

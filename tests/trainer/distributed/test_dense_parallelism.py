@@ -24,11 +24,12 @@ from trainer.build import Training, build_training, open_loader
 from trainer.checkpoint import dcp
 from trainer.checkpoint.dcp import flatten
 from trainer.checkpoint.state import TrainState, fused_tensors
-from trainer.config.config import TrainConfig, apply_overrides, load_recipe
+from trainer.config.config import TrainConfig, apply_overrides
 from trainer.distributed.deepspeed_zero import ZeroConfig
 from trainer.distributed.parallelize import ParallelConfig
 from trainer.distributed.precision import PrecisionConfig
 from trainer.distributed.train_pipeline import Pipeline
+from trainer.recipes.load import load_recipe
 from trainer.runtime.runtime import Runtime
 from trainer.trainer import Trainer
 

@@ -2,8 +2,10 @@
 """The recipes: baselines train end to end; released models have the published sizes."""
 
 import dataclasses
+import hashlib
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +17,12 @@ from models.baselines.rankmixer import RankMixerConfig
 from models.ranking import RankingModel
 from pipelines import demo
 from tests.support import runs
-from trainer.config.config import apply_overrides, load_recipe, recipes
+from tests.support.settings import changed
+from trainer.config.config import apply_overrides
+from trainer.recipes import datasets, towers
+from trainer.recipes.datasets import DATASETS
+from trainer.recipes.load import load_recipe, recipes
+from trainer.recipes.towers import TOWERS
 
 BASELINES = ("rankmixer.demo", "onetrans.demo", "hstu.demo")
 # Dense parameters of the released models, embeddings (and the maps of numbers to them) left out.
@@ -143,6 +150,50 @@ def test_settings_without_effect_on_a_stream_tower_are_errors(recipe):
             apply_overrides(load_recipe(recipe), [f"--model.tokenizer.{setting[0]}", setting[1]])
     with pytest.raises(ValueError, match=r"model\.tower\.max_length"):
         apply_overrides(load_recipe(recipe), ["--model.tower.max-length", "5"])
+
+
+def test_every_tower_has_a_recipe_for_every_log_and_other_recipes_are_functions():
+    pairs = {f"{tower}.{log}" for tower in TOWERS for log in DATASETS}
+    assert pairs <= recipes().keys()
+    assert all(name.partition(".")[0] in TOWERS for name in recipes())
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_a_recipe_keeps_its_name_and_what_it_sets_and_its_model_can_be_built(name):
+    config = load_recipe(name)
+    assert config.recipe == name and recipes()[name].summary
+    settings = json.dumps(changed(config), sort_keys=True)
+    known = json.loads((Path(__file__).parent / "settings.json").read_text())
+    assert hashlib.sha256(settings.encode()).hexdigest()[:12] == known[name], settings
+    build(config)
+
+
+def test_a_composed_recipe_is_its_tower_on_its_log():
+    assert load_recipe("specformer.globo") == dataclasses.replace(
+        datasets.globo(towers.specformer()), recipe="specformer.globo"
+    )
+
+
+@pytest.mark.parametrize("name", ["hstu.globo", "onetrans.demo", "hstu.frappe"])
+def test_a_stream_is_as_long_as_the_longest_history_of_its_log(name):
+    config = load_recipe(name)
+    lengths = [one.max_length for one in config.schema.sparse if one.kind == "sequence"]
+    assert config.model.tower.max_length == max(lengths, default=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("specformer.globos", "specformer.globo"), ("specfomer.demo", "specformer.demo"), ("", "")],
+)
+def test_a_misspelt_recipe_is_refused_with_the_closest_name(name, meant):
+    with pytest.raises(ValueError, match=f"does not exist.*{meant}"):
+        load_recipe(name)
+
+
+@pytest.mark.parametrize("name", ["os:getcwd", "nowhere.recipes:feed", "json:nothing", ":", "a:"])
+def test_what_is_no_recipe_is_refused(name):
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        load_recipe(name)
 
 
 def test_the_demo_trains_the_three_towers_and_one_baseline():
