@@ -180,21 +180,21 @@ class ManifestTarget(Target):
 
 
 class IndexTarget(Target):
-    """A checkpoint's index with its checksums made right again, read by everything that loads."""
+    """A checkpoint's index and shard, their checksums made right again, read by what loads."""
 
     name = "index"
 
     def prepare(self) -> None:
         """Save a checkpoint of two tensors."""
-        import torch
-
         from trainer.checkpoint import dcp, layout
+        from trainer.checkpoint.dcp_index import INDEX
 
         self.path = dcp.save(self.tensors(), self.folder / "sound", 1, {})
-        self.content = (self.path / ".metadata").read_bytes()
-        self.manifest = json.loads((self.path / "manifest.json").read_text())
+        self.index, self.seal = INDEX, layout._seal
+        self.files = {one.name: one.read_bytes() for one in self.path.iterdir() if one.is_file()}
+        self.manifest = json.loads(self.files.pop("manifest.json"))
         self.manifest.pop("checksum")
-        self.seal, self.torch = layout._seal, torch
+        self.tree = json.loads(self.files[INDEX])
         self.place = self.folder / "case" / "step-1"
         shutil.copytree(self.path, self.place)
 
@@ -206,60 +206,50 @@ class IndexTarget(Target):
         return {"model": {"w": torch.arange(6.0).view(2, 3)}, "random": {"r": torch.ones(4)}}
 
     def damaged(self, random: Random) -> dict[str, bytes]:
-        """Return an index that is damaged as bytes or as objects, or a bomb; and its manifest."""
-        kind = random.randrange(4)
-        content = damage_bytes(self.content, random)
-        if kind == 1:
-            with contextlib.suppress(Exception):  # what cannot be pickled is no case
-                content = pickle.dumps(self.damaged_objects(random))
-        elif kind == 2:
-            content = self.bombs(random)
-        shard = next(name for name in self.manifest["files"] if name.endswith(".distcp"))
-        data = (self.path / shard).read_bytes()
-        files = {shard: data}
-        if random.random() < 0.3:
-            files[shard] = damage_bytes(data, random)
+        """Return an index that is damaged as bytes or as a tree, or code in its place."""
+        files = dict(self.files)
+        kind = random.random()
+        if kind < 0.3:
+            files[self.index] = damage_bytes(files[self.index], random)
+        elif kind < 0.9:
+            files[self.index] = dump_json(damage_tree(self.damaged_entries(random), random))
+        else:
+            files[self.index] = pickle.dumps(_Bomb())
+        for name in files:
+            if name != self.index and random.random() < 0.3:
+                files[name] = random.choice(
+                    (damage_bytes(files[name], random), pickle.dumps(_Bomb()))
+                )
         sums = {name: [len(text), zlib.crc32(text)] for name, text in files.items()}
-        sums[".metadata"] = [len(content), zlib.crc32(content)]
-        manifest = {**self.manifest, "files": {**self.manifest["files"], **sums}}
-        return {".metadata": content, "manifest.json": self.seal(manifest), **files}
+        manifest = {**self.manifest, "files": sums}
+        if random.random() < 0.2:
+            manifest["files"] = damage_tree(sums, random)
+        try:
+            return {**files, "manifest.json": self.seal(manifest)}
+        except (RecursionError, ValueError, TypeError):
+            return {**files, "manifest.json": dump_json(manifest)}
 
-    def damaged_objects(self, random: Random) -> Any:
-        """Return the index with attributes of its objects replaced."""
-        index = pickle.loads(self.content)  # our own, made in `prepare`
-        objects = [
-            *(index, *index.state_dict_metadata.values(), *index.storage_data.values()),
-            *(chunk for one in index.state_dict_metadata.values() for chunk in one.chunks),
-            *(one.properties for one in index.state_dict_metadata.values()),
-        ]
-        numbers = (-1, 0, 1, 3, 10**6, 2**40, 2**63, None, "x", [], ("a",))
-        sizes = (self.torch.Size(n) for n in ((), (0,), (2, 3), (2**20, 2**20), (1, 2, 3)))
-        names = ("../../../fuzz-escape", "/fuzz-escape", "__0_0.distcp", "", "a\x00b", ".metadata")
-        dtypes = (self.torch.float64, self.torch.uint8, self.torch.complex64)
-        pool = (*numbers, *sizes, *names, *dtypes, *objects)
-        for _ in range(random.choice((1, 1, 2, 4))):
-            target = random.choice(objects)
-            fields = sorted(vars(target))
-            if fields:
-                object.__setattr__(target, random.choice(fields), random.choice(pool))
-        return index
-
-    def bombs(self, random: Random) -> bytes:
-        """Return a pickle that runs code where it is read without care."""
-        calls = (
-            f"c{BOMB}\nboom\n)R.",
-            "cposix\nsystem\n(S'true'\ntR.",
-            "cbuiltins\neval\n(S'1'\ntR.",
-            "cbuiltins\ngetattr\n(cbuiltins\n__import__\nS'x'\ntR.",
-            f"i{BOMB}\nboom\n.",
-            "ctorch\nload\n(S'x'\ntR.",
-            "ctorch._utils\n_rebuild_tensor_v2\n(tR.",
-        )
-        call = random.choice(calls).encode()
-        if random.random() < 0.5:
-            return call
-        place = random.randrange(2, len(self.content))
-        return self.content[:place] + call[:-1] + self.content[place:]
+    def damaged_entries(self, random: Random) -> Any:
+        """Return the index with numbers and names in it that are nearly right."""
+        tree = json.loads(json.dumps(self.tree))
+        entry = random.choice(list(tree["tensors"].values()))
+        chunk = random.choice(entry["chunks"])
+        numbers = (-1, 0, 1, 2, 3, 7, 40, 2**31, 2**40, 2**63, 2**70, 1.0, True, "1", None)
+        names = ("../../../fuzz-escape", "/fuzz-escape", "", "a\x00b", self.index, "manifest.json")
+        where = random.randrange(6)
+        if where == 0:
+            chunk[2] = random.choice(names)
+        elif where == 1:
+            chunk[3] = random.choice(numbers)
+        elif where == 2:
+            entry["dtype"] = random.choice(("int64", "float64", "bool", "Tensor", "load", "qint8"))
+        elif where == 3:
+            entry["size"] = [random.choice(numbers) for _ in range(random.randrange(4))]
+        elif where == 4:
+            chunk[random.randrange(2)] = [random.choice(numbers) for _ in range(2)]
+        elif where == 5:
+            entry["chunks"] = entry["chunks"] * random.choice((0, 2, 1_000))
+        return tree
 
     def read(self, files: dict[str, bytes]) -> None:
         """Load the tensors, and ask for names and sizes."""
@@ -277,6 +267,13 @@ class IndexTarget(Target):
         from trainer.checkpoint import dcp
 
         dcp.load(self.tensors(), path)
+
+
+class _Bomb:
+    """Imports the bomb where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return __import__, (BOMB,)
 
 
 class ReportTarget(Target):

@@ -119,3 +119,22 @@ def test_a_worker_that_dies_is_a_finding_and_the_cases_after_it_are_read(tmp_pat
     assert (findings.cases, list(findings.counts)) == (6, ["the process died with code -6"])
     keep(findings, 0, tmp_path)
     assert (tmp_path / "planted-0-2" / "input").read_bytes()
+
+
+# Cases of each kind that every run of the tests reads; `make fuzz` reads more.
+CASES = {"schema": 80, "manifest": 40, "index": 60, "report": 30, "csv": 40, "parquet": 40}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TARGETS)
+def test_damaged_inputs_are_taken_or_refused(tmp_path, name):
+    previous = worker.signal.signal(worker.signal.SIGPROF, worker.on_time)
+    watch = Watch(tmp_path)
+    try:
+        target = TARGETS[name](tmp_path)
+        cases = range(-20, CASES[name] - 20)  # those of a worker's start, too
+        found = {number: case(target, watch, 0, number) for number in cases}
+    finally:
+        worker.sys.meta_path.remove(watch)
+        worker.signal.signal(worker.signal.SIGPROF, previous)
+    assert {number: one for number, one in found.items() if one is not None} == {}
