@@ -7,8 +7,9 @@ Training, evaluation and comparison build both here, so that they cannot differ.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,8 @@ from models.fields import DenseExpansion
 from models.ranking import RankingModel
 from models.tower import StreamTowerConfig
 from trainer.config.config import TrainConfig
-from trainer.data.files import LogFile, discover, keep_rows
+from trainer.data.discovery import printable
+from trainer.data.files import LogFile, contents, differences, discover, keep_rows
 from trainer.data.loader import Loader
 from trainer.data.moments import dense_moments
 from trainer.data.splits import parse_days, parse_rows
@@ -54,14 +56,50 @@ def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:
     name = "train" if train else "test"
     path = data.path if train else data.test_path or data.path
     loader = config.loader if train else dataclasses.replace(config.loader, order="none")
-    files = discover(path, parse_days(getattr(data, f"{name}_days")), config.schema)
-    shares = parse_rows(getattr(data, f"{name}_rows"))
+    days, shares = getattr(data, f"{name}_days"), parse_rows(getattr(data, f"{name}_rows"))
+    files, problem = (), ""
+    try:
+        files = discover(path, parse_days(days), config.schema)
+        files = files if shares == (0.0, 1.0) else keep_rows(files, shares)
+    except ValueError as error:
+        problem = str(error)
+        if runtime.world_size == 1:
+            raise
+    if runtime.world_size > 1:
+        _check_ranks(files, problem, f"{printable(path)}, {name} rows", runtime)
     return loader.build(
-        files if shares == (0.0, 1.0) else keep_rows(files, shares),
+        files,
         config.schema,
         rank=runtime.rank,
         world_size=runtime.world_size,
         seed=config.runtime.seed,
+    )
+
+
+def _check_ranks(files: Sequence[LogFile], problem: str, what: str, runtime: Runtime) -> None:
+    """Check that all ranks see the same log: the shares of rows are cut from what each rank sees.
+
+    Raises:
+        ValueError: on all ranks alike, if one has a problem or sees another log.
+    """
+    names = contents(files)
+    seen = hashlib.sha256(repr(list(names.items())).encode()).hexdigest()
+    found: list[Any] = [None] * runtime.world_size
+    dist.all_gather_object(found, (problem, seen), group=runtime.group)
+    problems = {text: rank for rank, (text, _) in reversed([*enumerate(found)]) if text}
+    if len(problems) == 1 and all(text for text, _ in found):
+        raise ValueError(next(iter(problems)))
+    if problems:
+        text, rank = next(iter(problems.items()))
+        raise ValueError(f"rank {rank}: {text}; other ranks see another log: mount it on all nodes")
+    if len({one for _, one in found}) == 1:
+        return
+    logs: list[Any] = [None] * runtime.world_size
+    dist.all_gather_object(logs, names, group=runtime.group)
+    other = next(rank for rank, one in enumerate(logs) if list(one.items()) != [*logs[0].items()])
+    raise ValueError(
+        f"{what}: rank {other} sees another log than rank 0 ({differences(logs[0], logs[other])}); "
+        "all ranks read one log: give every node the same files under the same path"
     )
 
 

@@ -129,7 +129,13 @@ def resume(state: RunState, path: Folder, runtime: Runtime) -> dict[str, Any]:
     state.model_state.load(path, None if examples is None else {"metrics": {"examples": examples}})
     set_table_updates(state.parallel.model, manifest["table_updates"])
     state.precision.load_state_dict(manifest["precision"])
-    state.load_position(manifest)
+    try:
+        state.load_position(manifest)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}: the same command with --output ANOTHER --inherit.path {path} "
+            "--inherit.policy nightly"
+        ) from error
     state.telemetry.load_state_dict(manifest["telemetry"], examples)
     state.table_stats.restore(manifest["out_of_range"])
     state.table_stats.load_state_dict(manifest["dynamic_tables"])

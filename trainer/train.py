@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        from trainer.config.fit_to_log import choose_split
+        from trainer.config.fit_to_log import choose_split, unsaid
         from trainer.run_dir import note_changes
         from trainer.runtime.exit_codes import exit_code
         from trainer.runtime.runtime import start
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         runtime = start(config.runtime)
-        chosen, note = choose_split(config, base.data, output)
+        chosen, note = choose_split(config, unsaid(base.data, overrides), output)
         if note and runtime.is_first:
             print(f"note: {note}", file=sys.stderr, flush=True)
         trainer = Trainer(chosen, output, runtime)

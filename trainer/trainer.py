@@ -358,6 +358,8 @@ class Trainer:
         elif restarted:
             place = f"{self.output} holds no checkpoint yet: from the beginning"
             lines.append((f"{restart}{place}", bool(restart)))
+        train, test = self.train_loader.describe(), self.test_loader.describe()
+        lines.append((f"training on {train}; testing on {test}", True))
         dtype, device = config.precision.dtype, runtime.device
         computes = f"{dtype} on {runtime.world_size} x {device.type}"
         lines += [

@@ -69,9 +69,14 @@ def choose_split(config: TrainConfig, recipe: DataConfig, output: Path) -> tuple
     """Return `config` with the rows that train and test where nobody has chosen them, and a note.
 
     The log's last day tests and the others train; without days the last fifth of the rows tests, in
-    file order. Days that the recipe names and the command line does not are given up if the log has
-    none of them. A run that has begun in `output` keeps what it chose then: days may have come
-    since. recipe: the recipe's own data section.
+    file order. Days that the recipe names and the command line does not are of the recipe's own
+    log: they are given up with a schema of the user's, or if the log has none of them. A run that
+    has begun in `output` keeps what it chose then, as days may have come since.
+
+    Args:
+        config: of the run, as the command line has it.
+        recipe: the recipe's own data section, without what the command line says itself (`unsaid`).
+        output: the run's folder.
 
     Raises:
         ValueError: data.path holds no log.
@@ -81,13 +86,20 @@ def choose_split(config: TrainConfig, recipe: DataConfig, output: Path) -> tuple
         return config, ""
     days = [day for day in days_of(data.path) if day]
     own = [name for name in ("train_days", "test_days") if _is_own(data, recipe, name)]
-    gone = [name for name in own if not _has(days, data, name)]
+    other_log = bool(data.schema) and data.schema != recipe.schema
+    gone = own if other_log else [name for name in own if not _has(days, data, name)]
     # Where one of the two is not there, the other is a part of another log's plan.
     found = dataclasses.replace(data, **dict.fromkeys(own if gone else (), ""))
-    notes = [f"the recipe's {name} ({getattr(data, name)}) are not in the log" for name in gone]
+    why = "are of another log than this schema's" if other_log else "are not in the log"
+    notes = [f"the recipe's {name} ({getattr(data, name)}) {why}" for name in gone]
+    begun = _begun(output, data)
+    said = any(getattr(data, name) for name in _CHOICES if name not in own)
+    if begun is not None and not said:
+        found = dataclasses.replace(found, **begun)
+        if found == data:
+            return config, ""
     if found == data and any(getattr(data, name) for name in _CHOICES) and not _half(data):
         return config, ""
-    begun = _begun(output, data)
     if begun is not None:
         found = dataclasses.replace(found, **begun)
     elif not found.test_path:
@@ -97,6 +109,16 @@ def choose_split(config: TrainConfig, recipe: DataConfig, output: Path) -> tuple
     chosen = [f"{name} {getattr(found, name)}" for name in _CHOICES if getattr(found, name)]
     notes.append(f"rows chosen: {', '.join(chosen) or 'all'}")
     return dataclasses.replace(config, data=found), "; ".join(notes)
+
+
+def unsaid(recipe: DataConfig, arguments: Sequence[str]) -> DataConfig:
+    """Return a recipe's data section without the days that the command line gives, too.
+
+    What the command line says holds, even if it says the same as the recipe.
+    """
+    words = {word.partition("=")[0].replace("_", "-") for word in arguments}
+    said = [name for name in _CHOICES if f"--data.{name}".replace("_", "-") in words]
+    return dataclasses.replace(recipe, **dict.fromkeys(said, ""))
 
 
 def _is_own(data: DataConfig, recipe: DataConfig, name: str) -> bool:

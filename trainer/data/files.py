@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,6 +96,37 @@ def discover(path: str | Path, days: tuple[str, str] | None, schema: Schema) -> 
             f"{path}: expected rows, got {len(files)} files without any; check the log"
         )
     return files
+
+
+def contents(files: Sequence[LogFile]) -> dict[str, str]:
+    """Return a hash of what is read of each file, by day and name.
+
+    The folder is no part of it, so that a log may be moved.
+    """
+    found: dict[str, str] = {}
+    for file in files:
+        read = repr((file.row_group_rows, file.row_group_starts, file.footer))
+        name = f"{file.day}/{printable(os.path.basename(file.path))}"
+        while name in found:  # of the same name, in another folder of the day
+            name += "+"
+        found[name] = hashlib.sha256(read.encode()).hexdigest()[:8]
+    return found
+
+
+def differences(before: Mapping[str, str], now: Mapping[str, str], count: int = 3) -> str:
+    """Say in words which files of two `contents` are new, gone or changed; empty if none."""
+    both = before.keys() & now.keys()
+    groups = {
+        "new": sorted(now.keys() - before.keys()),
+        "gone": sorted(before.keys() - now.keys()),
+        "changed": sorted(name for name in both if before[name] != now[name]),
+    }
+    parts = []
+    for word, names in groups.items():
+        if names:
+            more = f" and {len(names) - count} more" if len(names) > count else ""
+            parts.append(f"{word}: {', '.join(names[:count])}{more}")
+    return "; ".join(parts)
 
 
 def days_of(path: str | Path) -> list[str]:

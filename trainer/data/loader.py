@@ -26,10 +26,13 @@ from embeddings.schema.schema import Schema
 from models.batch import Batch
 from trainer.data.collate import assemble, empty_batch, pad_batch
 from trainer.data.counted import Counted
-from trainer.data.files import LogFile
+from trainer.data.files import LogFile, contents, differences
 from trainer.data.order import EpochOrder, Leg, Order, Window
+from trainer.data.splits import describe_days
 from trainer.data.worker import Block, WindowDataset, unchanged
 from trainer.data.workers import dead_workers, end_with_trainer, hidden_main, start_server
+
+_FILES_KEPT = 5_000  # files whose hashes stand in a checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +148,7 @@ class Loader:
             "seed": self._seed,
             "order": self.config.order,
             "log": self._fingerprint,
+            "files": contents(self.files) if len(self.files) <= _FILES_KEPT else {},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -162,12 +166,31 @@ class Loader:
             got = (self._fingerprint, self.config.order, self._seed)
             for name, old, new in zip(("log", "order", "seed"), expected, got, strict=True):
                 if old != new:
+                    found = self._changes(state) if name == "log" else ""
                     raise ValueError(
                         f"loader: cannot go on inside epoch {state['epoch']}: expected {name} "
-                        f"{old!r}, as in the checkpoint, got {new!r}; restore it, or begin a new "
-                        "epoch"
+                        f"{old!r}, as in the checkpoint, got {new!r}{found}; restore it, or begin "
+                        "a new pass over the log in a run of its own that inherits what is learnt"
                     )
         self._begin(state["epoch"], legs)
+
+    def describe(self) -> str:
+        """Return how many rows of which days the loader reads."""
+        rows = sum(file.num_rows for file in self.files)
+        days = sorted({file.day for file in self.files if file.num_rows} - {""})
+        of_days = f" of {len(days)} days ({describe_days(days)})" if days else ""
+        return f"{rows:,} rows{of_days}"
+
+    def _changes(self, state: dict[str, Any]) -> str:
+        """Say which files are not those of the checkpoint, as far as it names them."""
+        before = state.get("files", {})
+        found = differences(before, contents(self.files)) if before else ""
+        return f" ({found})" if found else ""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the files and rows that the loader reads, wherever they lie."""
+        return self._fingerprint
 
     def out_of_range(self, step: int | None = None) -> Counter[str]:
         """Return how many `identity` values, by feature, policy `count` has sent to row 0.

@@ -8,7 +8,7 @@ import pytest
 
 from embeddings.schema.schema import Label, Schema, SparseFeature, Table
 from trainer.config.config import DataConfig
-from trainer.config.fit_to_log import choose_split, fit_recipe
+from trainer.config.fit_to_log import choose_split, fit_recipe, unsaid
 from trainer.recipes.load import load_recipe
 
 SCHEMA = Schema(
@@ -77,6 +77,43 @@ def test_a_recipe_whose_days_are_there_keeps_them(tmp_path):
         (tmp_path / f"dt=2026-01-{day}").mkdir()
         (tmp_path / f"dt=2026-01-{day}" / "a.parquet").touch()
     assert split(tmp_path)[0][:2] == ("2026-01-01:2026-01-03", "2026-01-04")
+
+
+@pytest.mark.parametrize(
+    ("days", "recipe"),
+    [
+        (("2026-01-03", "2026-01-04", "2026-01-12"), "dlrm.demo"),
+        (("2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04", "2026-01-09"), "dlrm.demo"),
+        (("2017-10-09", "2017-10-10", "2017-10-31"), "dlrm.globo"),
+    ],
+)
+def test_a_recipes_days_never_apply_to_a_log_with_a_schema_of_its_own(tmp_path, days, recipe):
+    for day in days:
+        (tmp_path / f"dt={day}").mkdir()
+        (tmp_path / f"dt={day}" / "a.parquet").touch()
+    chosen, note = split(tmp_path, recipe, schema="own.yaml")
+    assert chosen == (f"{days[0]}:{days[-2]}", days[-1], "", "")
+    assert "are of another log than this schema's; rows chosen: train_days" in note
+
+
+def test_what_the_command_line_says_holds_even_if_the_recipe_says_the_same():
+    own = load_recipe("dlrm.demo").data
+    assert own.train_days and own.test_days
+    for words in (["--data.train-days", own.train_days], [f"--data.train_days={own.train_days}"]):
+        left = unsaid(own, ["--data.path", "logs", *words])
+        assert (left.train_days, left.test_days) == ("", own.test_days)
+    assert unsaid(own, ["--data.path", "--data.train"]) == own
+
+
+def test_a_run_that_has_begun_keeps_its_days_when_the_recipes_have_come(days):
+    output = days / "run"
+    output.mkdir()
+    begun = DataConfig(path=str(days), train_days="2026-05-01", test_days="2026-05-02")
+    (output / "config.json").write_text(json.dumps({"data": dataclasses.asdict(begun)}))
+    for day in ("01", "02", "03", "04"):  # those of the recipe
+        (days / f"dt=2026-01-{day}").mkdir()
+        (days / f"dt=2026-01-{day}" / "a.parquet").touch()
+    assert split(days, output=output)[0] == ("2026-05-01", "2026-05-02", "", "")
 
 
 def test_a_run_that_has_begun_keeps_its_days_when_others_have_come(days):

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 import dataclasses
+import json
 import pickle
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from embeddings.schema.schema import Table
 from tests.support.crashes import LAYOUTS, ORDERS, rows_over_crashes, runs
-from tests.support.logs import SCHEMA, loaders, rows_of, same, write_log
+from tests.support.logs import SCHEMA, loaders, records, rows_of, same, write_log
 from trainer.data.files import LogFile, discover, keep_rows
 from trainer.data.loader import LoaderConfig
 from trainer.data.worker import Block
@@ -205,3 +207,49 @@ def test_a_wrong_setting_is_named(setting, value):
         LoaderConfig(**{setting: value})
     with pytest.raises(ValueError, match=r"expected a rank in \[0, 1\], got 2"):
         LoaderConfig().build((), SCHEMA, rank=2, world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("add", r"new: 2026-01-02/late\.parquet"),
+        ("remove", r"gone: 2026-01-02/part-1\.parquet"),
+        ("rewrite", r"changed: 2026-01-02/part-1\.parquet"),
+        ("rename", r"new: 2026-01-02/other\.parquet; gone: 2026-01-02/part-1\.parquet"),
+    ],
+)
+def test_a_position_in_a_log_that_has_changed_names_the_files(tmp_path, change, message):
+    days = ["2026-01-01", "2026-01-02", "2026-01-03"]
+    write_log(tmp_path, [[8], [8], [8]], days)
+    config = LoaderConfig(batch_size=4)
+    loader = config.build(discover(tmp_path, None, SCHEMA), SCHEMA)
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+    path = tmp_path / "dt=2026-01-02" / "part-1.parquet"
+    if change == "add":
+        pq.write_table(records(3), path.with_name("late.parquet"))
+    elif change == "remove":
+        path.unlink()
+    elif change == "rewrite":
+        pq.write_table(records(8, first=100), path)
+    else:
+        path.rename(path.with_name("other.parquet"))
+        pq.write_table(records(9), path.with_name("other.parquet"))
+    again = config.build(discover(tmp_path, None, SCHEMA), SCHEMA)
+    with pytest.raises(ValueError, match=rf"expected log .* \({message}\); restore it, or begin a"):
+        again.load_state_dict(state)
+    del state["files"]  # of a checkpoint before there were any
+    with pytest.raises(ValueError, match=r"expected log '\w+', as in the checkpoint, got '\w+'; "):
+        again.load_state_dict(state)
+
+
+def test_a_log_that_was_moved_is_the_same_log(tmp_path):
+    write_log(tmp_path / "a", [[8], [8]], ["2026-01-01", "2026-01-02"])
+    config = LoaderConfig(batch_size=4)
+    loader = config.build(discover(tmp_path / "a", None, SCHEMA), SCHEMA)
+    next(iter(loader))
+    (tmp_path / "a").rename(tmp_path / "b")
+    moved = config.build(discover(tmp_path / "b", None, SCHEMA), SCHEMA)
+    moved.load_state_dict(loader.state_dict())
+    assert moved.step == 1
+    assert moved.describe() == "16 rows of 2 days (2026-01-01 to 2026-01-02)"
