@@ -4,7 +4,10 @@
 CONFIG is a dataset_config.yaml: per dataset `feature_cols` (name or a list of names, active, dtype,
 type, vocab_size, max_len, share_embedding, ...) and `label_col`. The answer is a schema of this
 project with the same columns. What has no counterpart (fill_na, encoders, pretrained embeddings,
-min_categr_count) is listed as a remark: nothing is dropped in silence.
+min_categr_count) is listed as a remark: nothing is dropped in silence. Of the functions that
+`preprocess` names, `convert_to_bucket` becomes `log_square`, the hours and days of `convert_hour`,
+`convert_weekday` and `convert_weekend` become `hour_of_day` and `hour_of_week`, and `copy_from(A)`
+reads column A; any other is refused.
 
 There a field has a vocabulary that is built from the training file; here ids are hashed, so a table
 needs a size: four times `vocab_size` where the configuration knows it, else --num-embeddings.
@@ -13,6 +16,7 @@ needs a size: four times `vocab_size` where the configuration knows it, else --n
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,18 +26,35 @@ import yaml
 
 from embeddings.schema.plain import suggest
 from embeddings.schema.schema import schema_from_dict
+from embeddings.schema.strict_yaml import load_yaml, parse_yaml
 from trainer.runtime.program import program
 
 _KNOWN = {
     *("name", "active", "dtype", "type", "vocab_size", "max_len", "share_embedding", "source"),
     *("embedding_dim", "normalizer", "preprocess", "splitter", "padding", "feature_encoder"),
-    *("fill_na", "min_categr_count", "oov_idx", "pooling"),
+    *("fill_na", "na_value", "min_categr_count", "oov_idx", "pooling", "encoder", "remap"),
+    *("category_processor", "num_buckets", "pretrained_emb", "pretrain_dim", "pretrain_usage"),
+    *("freeze_emb", "emb_output_dim"),
 }
 # What takes effect there and has no counterpart here.
-_REMARKED = ("fill_na", "preprocess", "min_categr_count", "feature_encoder", "normalizer")
-_SIZES = ("vocab_size", "embedding_dim", "max_len")
+_REMARKED = {
+    "fill_na": "nulls stay missing",
+    "na_value": "nulls stay missing",
+    "min_categr_count": "a dynamic table's min_occurrences does the same",
+    "feature_encoder": "choose a tower's tokenizer",
+    "encoder": "lists become bags",
+    "normalizer": "numbers are standardized",
+    "pretrained_emb": "tables begin at random",
+    "pretrain_usage": "tables begin at random",
+    "emb_output_dim": "widths are the table's",
+}
+_SIZES = ("vocab_size", "embedding_dim", "max_len", "num_buckets", "pretrain_dim")
+_PREPROCESS = ("convert_to_bucket", "convert_hour", "convert_weekday", "convert_weekend")
+_BUCKET_ROWS, _HOUR_ROWS, _WEEK_ROWS = 512, 32, 256
+_PROCESSORS = ("hash_bucket", "quantile_bucket")
 _LARGEST = 10**12
-_TYPES = ("categorical", "numeric", "sequence", "meta")
+_COPY = re.compile(r"copy_from\(\s*([^()\s]+)\s*\)")
+_TYPES = ("categorical", "numeric", "sequence", "embedding", "meta")
 _ITEM_SOURCES = ("item", "ad", "target")
 
 
@@ -66,9 +87,11 @@ def convert(values: dict[str, Any], dataset: str, num_embeddings: int, dim: int)
     labels = labels if isinstance(labels, list) else [labels]
     if not columns or not all(isinstance(label, dict) and label.get("name") for label in labels):
         raise ValueError(
-            f"{name}: expected feature_cols and label_col with a name, got {sorted(map(str, part))}"
+            f"{name}: expected feature_cols and label_col with a name, got "
+            f"{sorted(map(str, part))}; a dataset that is already built keeps its columns in "
+            "feature_map.json: import the configuration that it was built from"
         )
-    schema, remarks = _schema(columns, num_embeddings, dim)
+    schema, remarks = _Import(num_embeddings, dim, part.get("min_categr_count")).of(columns)
     schema["labels"] = [{"name": label["name"]} for label in labels if label]
     group = part.get("group_id")
     if group:
@@ -81,7 +104,7 @@ def convert(values: dict[str, Any], dataset: str, num_embeddings: int, dim: int)
         else:
             lines.append(f"{key}: {_flow(value)}")
     text = "\n".join(lines) + "\n"
-    schema_from_dict(yaml.safe_load(text), f"the schema of {name}")
+    schema_from_dict(parse_yaml(text, name), f"the schema of {name}")
     return text, name
 
 
@@ -107,6 +130,7 @@ def _columns(feature: Any, place: str) -> list[dict[str, Any]]:
     for name in (*names, feature.get("share_embedding") or ""):
         if name is None or isinstance(name, dict | list):
             raise ValueError(f"{place}: expected names of columns and tables, got {name!r}")
+    _check_preprocess(feature, place)
     numbers = {key: _number(feature[key], f"{place}.{key}") for key in _SIZES if feature.get(key)}
     return [{**feature, **numbers, "name": str(name), "type": kind} for name in names]
 
@@ -122,53 +146,138 @@ def _number(value: Any, place: str) -> int:
     return int(number)
 
 
-def _schema(
-    columns: Sequence[dict[str, Any]], num_embeddings: int, dim: int
-) -> tuple[dict[str, Any], list[str]]:
-    """Return tables, sparse and dense features, and remarks."""
-    tables: dict[str, dict[str, Any]] = {}
-    sparse, dense, remarks = [], [], []
-    for column in columns:
-        name = column["name"]
-        for key in _REMARKED:
-            if column.get(key) not in (None, "", 0):
-                remarks.append(
-                    f"{name}: {key} {column[key]} has no counterpart and is not taken over"
-                )
-        if column["type"] == "numeric":
-            dense.append({"name": name, "transform": "log1p", "standardize": True})
-            continue
+def _check_preprocess(feature: dict[str, Any], place: str) -> None:
+    """Refuse functions and processors that have no counterpart: the column would mean another."""
+    function = feature.get("preprocess")
+    if function and function not in _PREPROCESS and not _COPY.fullmatch(str(function)):
+        raise ValueError(
+            f"{place}.preprocess: expected one of {list(_PREPROCESS)} or copy_from(COLUMN), got "
+            f"{function!r}; compute the column before ingestion, and remove the setting"
+        )
+    processor = feature.get("category_processor")
+    if processor and processor not in _PROCESSORS:
+        raise ValueError(
+            f"{place}.category_processor: expected one of {list(_PROCESSORS)}, got {processor!r}; "
+            "remove it to hash the ids"
+        )
+
+
+class _Import:
+    """Tables and features of one dataset, column by column.
+
+    Args:
+        num_embeddings: rows of a table whose vocabulary is not known.
+        dim: the width of vectors that say none.
+        min_count: the dataset's own min_categr_count.
+    """
+
+    def __init__(self, num_embeddings: int, dim: int, min_count: Any) -> None:
+        self.num_embeddings, self.dim = num_embeddings, dim
+        self.tables: dict[str, dict[str, Any]] = {}
+        self.sparse: list[dict[str, Any]] = []
+        self.dense: list[dict[str, Any]] = []
+        self.remarks: list[str] = []
+        self.hour = ""
+        if min_count not in (None, 0, 1, ""):
+            self._pass_over("all columns", "min_categr_count", min_count)
+
+    def of(self, columns: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+        """Return the schema's parts, and remarks."""
+        hours = [one["name"] for one in columns if one.get("preprocess") == "convert_hour"]
+        self.hour = hours[0] if hours else ""
+        for column in columns:
+            for key in _REMARKED:
+                if column.get(key) not in (None, "", 0):
+                    self._pass_over(column["name"], key, column[key])
+            self._column(column)
+        sequences = [found["name"] for found in self.sparse if found.get("kind") == "bag"]
+        if sequences:
+            self.remarks.append(
+                f"{', '.join(sequences)}: read as bags; lists that are one history, oldest first, "
+                "are `kind: sequence, history: NAME`"
+            )
+        schema: dict[str, Any] = {"tables": list(self.tables.values()), "sparse": self.sparse}
+        if self.dense:
+            schema["dense"] = self.dense
+        if self.hour:
+            schema["timestamp"] = self.hour
+            self.remarks.append(
+                f"{self.hour}: read as the rows' time; ingest with --timestamp-format '%y%m%d%H' "
+                "where it is written as 14102100"
+            )
+        return schema, self.remarks
+
+    def _pass_over(self, name: str, key: str, value: Any) -> None:
+        self.remarks.append(
+            f"{name}: {key} {value} has no counterpart and is not taken over: {_REMARKED[key]}"
+        )
+
+    def _column(self, column: dict[str, Any]) -> None:
+        name, function = column["name"], str(column.get("preprocess") or "")
+        if column["type"] == "embedding":
+            width = column.get("pretrain_dim", "some")
+            self.remarks.append(
+                f"{name}: a vector of {width} numbers a row is left out: no feature reads one; "
+                "write its numbers as columns of their own, which are dense features"
+            )
+        elif function in ("convert_hour", "convert_weekday", "convert_weekend"):
+            self._time(name, function)
+        elif column["type"] == "numeric":
+            self.dense.append({"name": name, "transform": "log1p", "standardize": True})
+        else:
+            self._sparse(column, _COPY.fullmatch(function))
+
+    def _time(self, name: str, function: str) -> None:
+        """Make hours of the rows' time."""
+        if not self.hour:
+            raise ValueError(
+                f"{name}.preprocess: {function} is computed of the hour, and no column has "
+                "convert_hour; add that column, or compute this one before ingestion"
+            )
+        if function == "convert_weekend":
+            self.remarks.append(f"{name}: left out, hour_of_week tells the weekend too")
+            return
+        transform = "hour_of_day" if function == "convert_hour" else "hour_of_week"
+        rows = _HOUR_ROWS if function == "convert_hour" else _WEEK_ROWS
+        self.tables[name] = {"name": name, "num_embeddings": rows, "embedding_dim": self._width({})}
+        found = {"name": name, "table": name, "transform": transform}
+        self.sparse.append(found if name == self.hour else {**found, "column": self.hour})
+
+    def _width(self, column: dict[str, Any]) -> int:
+        return -(-(column.get("embedding_dim") or self.dim) // 4) * 4
+
+    def _sparse(self, column: dict[str, Any], copied: re.Match[str] | None) -> None:
+        name, width = column["name"], self._width(column)
         table = str(column.get("share_embedding") or name).replace(".", "_")
         vocabulary = column.get("vocab_size")
-        rows = max(4 * vocabulary, 1_024) if vocabulary else num_embeddings
-        width = -(-(column.get("embedding_dim") or dim) // 4) * 4
-        held = tables.setdefault(
+        rows = max(4 * vocabulary, 1_024) if vocabulary else self.num_embeddings
+        found: dict[str, Any] = {"name": name, "table": table}
+        if copied:
+            found["column"] = copied[1]
+        if column.get("preprocess") == "convert_to_bucket":
+            found["transform"], rows = "log_square", _BUCKET_ROWS
+            self.remarks.append(f"{name}: convert_to_bucket is `transform: log_square`")
+        elif column.get("category_processor") == "hash_bucket":
+            rows = column.get("num_buckets", 10) + 1
+        elif column.get("category_processor"):
+            found["transform"], rows = "log_quarter", _BUCKET_ROWS
+            self.remarks.append(f"{name}: quantile buckets become `transform: log_quarter`")
+        held = self.tables.setdefault(
             table, {"name": table, "num_embeddings": rows, "embedding_dim": width}
         )
         if held["embedding_dim"] != width:
             taken = f"{table}'s is {held['embedding_dim']} wide"
-            remarks.append(f"{name}: embedding_dim {width} is not taken over: {taken}")
+            self.remarks.append(f"{name}: embedding_dim {width} is not taken over: {taken}")
         held["num_embeddings"] = max(held["num_embeddings"], rows)
-        found: dict[str, Any] = {"name": name, "table": table}
         if column["type"] == "sequence":
             found |= {"kind": "bag", "max_length": column.get("max_len") or 50}
             if column.get("splitter"):
-                remarks.append(
+                self.remarks.append(
                     f"{name}: lists in text; ingest with --list-separator {column['splitter']!r}"
                 )
         if column.get("source") in _ITEM_SOURCES:
             found["side"] = "item"
-        sparse.append(found)
-    sequences = [found["name"] for found in sparse if found.get("kind") == "bag"]
-    if sequences:
-        remarks.append(
-            f"{', '.join(sequences)}: read as bags; lists that are one history, oldest first, "
-            "are `kind: sequence, history: NAME`"
-        )
-    schema: dict[str, Any] = {"tables": list(tables.values()), "sparse": sparse}
-    if dense:
-        schema["dense"] = dense
-    return schema, remarks
+        self.sparse.append(found)
 
 
 def _flow(value: Any) -> str:
@@ -197,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--dim", type=int, default=16, help="width of vectors that say none (default: 16)")
     given = parser.parse_args(arguments)
     try:
-        values = yaml.safe_load(given.config.read_text(encoding="utf-8"))
+        values = load_yaml(given.config)
         if not isinstance(values, dict):
             raise ValueError(
                 f"{given.config}: expected datasets by name, got {type(values).__name__}"
@@ -210,12 +319,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             given.output.write_text(text, encoding="utf-8")
             print(f"{given.output}: the schema of {name}")
-    except yaml.YAMLError as error:
-        print(f"error: {given.config}: not valid YAML: {_line(error)}", file=sys.stderr)
-        return 2
     except (ValueError, OSError) as error:
-        place = f"{given.config}: " if isinstance(error, UnicodeDecodeError) else ""
-        print(f"error: {place}{_line(error)}", file=sys.stderr)
+        print(f"error: {_line(error)}", file=sys.stderr)
         return 2
     return 0
 

@@ -4,8 +4,11 @@
 import pytest
 import yaml
 
-from embeddings.schema.schema import load_schema
+from embeddings.schema.schema import load_schema, schema_from_dict
 from pipelines.fuxictr import convert, main
+from pipelines.ingest import ingest
+from pipelines.ingestion.casting import Times
+from pipelines.ingestion.ingestion import IngestConfig
 
 CONFIG = """
 criteo_x1:
@@ -87,6 +90,7 @@ def test_several_datasets_need_a_name():
         ("d: {feature_cols: 7, label_col: {name: y}}", "d.feature_cols: expected a list of feat"),
         ("d: {7: 1, x: 2}", "expected feature_cols and label_col with a name, got ['7', 'x']"),
         ("\xff", "can't decode byte"),
+        ("d: {data_root: a, data_root: b}", "key 'data_root' is already given in line 1"),
     ],
 )
 def test_a_malformed_file_is_one_line_of_error(text, message, tmp_path, capsys):
@@ -107,3 +111,97 @@ def test_what_a_remark_holds_never_becomes_a_part_of_the_schema():
     assert schema["user"] == "user"
     assert schema["tables"][0]["num_embeddings"] == 4_000
     assert "clicks: embedding_dim 64 is not taken over: item's is 12 wide" in text
+
+
+# The settings of published configurations, with fewer columns.
+PUBLISHED = {
+    "criteo_x4": """
+criteo_x4:
+    data_format: csv
+    min_categr_count: 10
+    feature_cols:
+        - {name: [I1, I2], active: True, dtype: float, type: categorical,
+           preprocess: convert_to_bucket, na_value: 0}
+        - {name: [C1, C2], active: True, dtype: str, type: categorical, na_value: ""}
+    label_col: {name: Label, dtype: float}
+""",
+    "avazu_x4": """
+avazu_x4:
+    min_categr_count: 2
+    feature_cols:
+        - {name: id, active: False, dtype: str, type: categorical}
+        - {name: hour, active: True, dtype: str, type: categorical, preprocess: convert_hour}
+        - {name: [C1, site_id], active: True, dtype: str, type: categorical}
+        - {name: weekday, active: True, dtype: str, type: categorical, preprocess: convert_weekday}
+        - {name: weekend, active: True, dtype: str, type: categorical, preprocess: convert_weekend}
+    label_col: {name: click, dtype: float}
+""",
+    "tiny_emb": """
+tiny_emb:
+    data_format: parquet
+    feature_cols:
+        - {active: true, dtype: float, name: feat1, type: numeric}
+        - {active: true, dtype: list, name: feat3, pretrain_dim: 96, type: embedding}
+        - {name: item, dtype: str, type: categorical, pretrained_emb: item.npz, pretrain_dim: 32,
+           freeze_emb: True, pretrain_usage: init, emb_output_dim: 16, remap: False}
+        - {name: again, dtype: str, type: categorical, preprocess: copy_from(item)}
+        - {name: bucket, dtype: str, type: categorical, category_processor: hash_bucket,
+           num_buckets: 50}
+        - {name: cut, dtype: float, type: categorical, category_processor: quantile_bucket}
+    label_col: {dtype: float, name: label}
+""",
+}
+
+
+def convert_published(name):
+    text, _ = convert(yaml.safe_load(PUBLISHED[name]), "", 1_000, 16)
+    return schema_from_dict(yaml.safe_load(text)), text
+
+
+def test_counts_of_criteo_become_their_buckets():
+    schema, text = convert_published("criteo_x4")
+    by_name = {one.name: one for one in schema.sparse}
+    assert [by_name[name].transform for name in ("I1", "I2", "C1")] == ["log_square"] * 2 + ["hash"]
+    assert "all columns: min_categr_count 10 has no counterpart" in text
+    assert not schema.timestamp and "na_value" not in text, "0 and nothing are no other value here"
+
+
+def test_hours_and_days_of_avazu_come_from_the_rows_time(tmp_path):
+    schema, text = convert_published("avazu_x4")
+    by_name = {one.name: one for one in schema.sparse}
+    assert (by_name["hour"].transform, by_name["weekday"].transform) == (
+        "hour_of_day",
+        "hour_of_week",
+    )
+    assert by_name["weekday"].column == schema.timestamp == "hour"
+    assert "weekend" not in by_name and "weekend: left out, hour_of_week tells" in text
+    assert "--timestamp-format '%y%m%d%H'" in text
+    (tmp_path / "a.csv").write_text("hour,C1,site_id,click\n14102100,1005,1fbe,0\n14102123,7,x,1\n")
+    config = IngestConfig(times=Times(pattern="%y%m%d%H"))
+    assert ingest([str(tmp_path / "a.csv")], schema, tmp_path / "out", config).rows_in == 2
+
+
+def test_vectors_pretrained_tables_and_processors_are_said():
+    schema, text = convert_published("tiny_emb")
+    by_name = {one.name: one for one in schema.sparse}
+    assert "feat3: a vector of 96 numbers a row is left out" in text
+    assert "item: pretrained_emb item.npz has no counterpart" in text
+    assert by_name["again"].column == "item"
+    assert schema.table("bucket").num_embeddings == 51
+    assert by_name["cut"].transform == "log_quarter" and "cut: quantile buckets" in text
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"preprocess": "my_function"}, r"\.preprocess: .*got 'my_function'; compute the column"),
+        ({"preprocess": "convert_weekday"}, "no column has convert_hour; add that column, or"),
+        ({"category_processor": "tree"}, r"\.category_processor: expected one of .* remove it"),
+        ({"num_buckets": -4}, r"\.num_buckets: expected a whole number"),
+    ],
+)
+def test_what_would_give_a_column_another_meaning_is_refused(setting, message):
+    values = yaml.safe_load(CONFIG)
+    values["criteo_x1"]["feature_cols"][1] |= setting
+    with pytest.raises(ValueError, match=message):
+        convert(values, "", 1_000, 16)
