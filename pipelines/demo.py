@@ -13,7 +13,6 @@ recipe is called best whose lead the 95 % interval of the difference leaves open
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from pathlib import Path
 from pipelines.report import report
 from pipelines.reporting.comparison import comparison_table
 from pipelines.synthesize import SynthesisConfig, synthesize
+from trainer.runtime.atomic_files import read_json, write_json
 from trainer.runtime.program import program
 
 COMPONENTS = "deploy/components.py"
@@ -107,13 +107,13 @@ def train(recipe: str, run: Path, logs: Path) -> None:
 
 def add_ceiling(run: Path, logs: Path) -> None:
     """Write the AUC that the true probability reaches on the run's test days into its metrics."""
-    metrics = json.loads((run / "metrics.json").read_text("utf-8"))
-    config = json.loads((run / "config.json").read_text("utf-8"))
+    metrics = read_json(run / "metrics.json")
+    config = read_json(run / "config.json")
     first, _, last = config["data"]["test_days"].partition(":")
-    ceiling = json.loads((logs / "ceiling.json").read_text("utf-8"))
+    ceiling = read_json(logs / "ceiling.json")
     if first == (last or first):
         metrics["ceiling_auc"] = ceiling["days"][first]["click"]["auc"]
-        (run / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", "utf-8")
+        write_json(run / "metrics.json", metrics)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Published models: list, serve another, tell an MLflow server: python -m pipelines.publish DIR.
+"""Published models: list them, serve another, copy them to MLflow: python -m pipelines.publish DIR.
 
   python -m pipelines.publish DIR                              lists the models
   python -m pipelines.publish DIR --rollback [--reason TEXT]   serves the model before this one
   python -m pipelines.publish DIR --serve DATE                 serves the model of that date
-  python -m pipelines.publish DIR --mlflow URI                 tells an MLflow server all of it
+  python -m pipelines.publish DIR --mlflow URI                 copies all of it to an MLflow server
 
-DIR is the --output of the nightly pipeline; `pipelines/nightly/model_store.py` says what lies in
-it. Where nights are told to an MLflow server, it follows a rollback, too
+DIR is the --output of the nightly pipeline; `pipelines/nightly/model_store.py` lists what lies
+in it. A rollback is copied to the MLflow server that nights of DIR were copied to
 (`pipelines/nightly/mlflow_tracking.py`).
 
 Exit codes: 0 done; 1 it failed; 2 there is no such folder or model, or a file of it is damaged.
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         server = given or (mlflow_tracking.remembered(store) if moved else None)
         if server is not None:
             again = f"run python -m pipelines.publish {options.folder} --mlflow {server.public}"
-            print(f"{server.public}: {mlflow_tracking.tell(store, server, again)}")
+            print(f"{server.public}: {mlflow_tracking.synchronize(store, server, again)}")
     except (ValueError, LockedError, StageError, OSError) as error:
         print(printable_lines(f"error: {error}"), file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1

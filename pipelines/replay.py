@@ -4,7 +4,7 @@
 Runs the nightly pipeline for one date after the other, as a scheduler would, on raw days that are
 there already or on generated ones: ingest, warm start, gates, publication. Then one model is
 trained from nothing on all days but the last, and a table shows the nights beside it: what
-`make nightly` runs. A replay that was cut short, however, goes on where it stopped and ends with
+`make nightly` runs. A replay that was cut short, however, resumes where it stopped and ends with
 the same table.
 
 Exit codes: those of `python -m pipelines.run`, of the first night that did not end with 0 or 3.

@@ -3,7 +3,7 @@
 
 A RUN is a folder written by trainer.train: config.json, metrics.json, evaluation.json,
 curves.jsonl, tables.jsonl and, for towers with diagnostics, ranks.json; or, alone, a night's
-(OUTPUT/nights/DATE of the nightly pipeline). Whatever is missing is said to be missing in its
+(OUTPUT/nights/DATE of the nightly pipeline). What is missing is marked as missing in its
 place. The page is one file without scripts or external addresses, so that it can be mailed and
 archived.
 """
@@ -172,7 +172,7 @@ def _title(runs: Sequence[Run], night: dict[str, Any] | None) -> str:
 
 
 def _reading(runs: Sequence[Run]) -> str:
-    """Return what a reader must know of the ceiling, and of a GAUC of some users or none."""
+    """Return how to read the ceiling, and a GAUC of some users or none."""
     parts = []
     if any(run.gap is not None for run in runs):
         parts.append(

@@ -2,7 +2,7 @@
 """Run a pipeline by date: python -m pipelines.run PIPELINE [--date D] [--from STAGE] [--dry-run].
 
 It prints the plan first (what is done, what will be made and why), the stages' progress while they
-run, and a summary last. Running it again skips what is done, resumes what was begun and makes anew
+run, and a summary last. Running it again skips what is done, resumes what was begun and makes again
 what has changed. `python -m pipelines.run PIPELINE --help` lists a pipeline's own options. Settings
 of the recipe come last, behind `--`; a log of your own needs `-- --data.schema FILE`.
 
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_one(module: Module, options: argparse.Namespace) -> int:
-    """Run one pipeline, tell its module how it ended, and return the exit code."""
+    """Run one pipeline, call its module with the outcome, and return the exit code."""
     started, during = time.monotonic(), getattr(module, "during", None)
     status = RunStatus(tell=partial(during, options)) if during else RunStatus()
     try:
@@ -117,7 +117,7 @@ def _end(module: Module, options: argparse.Namespace, status: RunStatus) -> None
 def run(pipeline: Pipeline, lock: Lock, status: RunStatus, first: str = "") -> int:
     """Make what is not done, and all from stage `first` on if given; return the exit code.
 
-    status: is told what becomes of each stage.
+    status: is updated when a stage enters another state.
 
     Raises:
         ValueError: no stage is called `first`.

@@ -4,7 +4,7 @@
 For each recipe and seed it runs the epochs pipeline under all policies, and the same recipe for one
 epoch alone, whose learning rate falls to zero within it (with --restart-schedule that is epoch 1);
 then it prints the mean of the metric on the validation rows over the seeds, by epoch. A study that
-was cut short goes on where it stopped, and with more recipes, seeds or policies it trains only
+was cut short resumes where it stopped, and with more recipes, seeds or policies it trains only
 those.
 
 Exit codes: those of `python -m pipelines.run`, of the first pipeline that did not end with 0.
@@ -13,7 +13,6 @@ Exit codes: those of `python -m pipelines.run`, of the first pipeline that did n
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from pipelines import run
 from pipelines.epochs.policy_options import parse_policies
+from pipelines.orchestration.stage import read
 from pipelines.orchestration.text_tables import table
 from trainer.metrics.spec import choosable
 from trainer.runtime.program import program
@@ -78,8 +78,7 @@ def describe(options: argparse.Namespace, policies: Sequence[str]) -> str:
 
 
 def _read(folder: Path, stage: str, metric: str) -> float:
-    text = (folder / stage / "manifest.json").read_text(encoding="utf-8")
-    return float(json.loads(text)["metrics"][metric])
+    return float(read(folder / stage)["metrics"][metric])
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -25,10 +25,11 @@ import yaml
 from numpy.typing import NDArray
 
 from pipelines.ingestion.column_stats import Statistics
-from pipelines.ingestion.partition import PartitionConfig, write_json
+from pipelines.ingestion.partition import PartitionConfig
 from pipelines.synthetic.click_model import ClickConfig
 from pipelines.synthetic.impressions import DENSE, TASKS, to_table
 from trainer.recipes.schemas import demo as demo_schema
+from trainer.runtime.atomic_files import write_json
 from trainer.runtime.program import program
 
 

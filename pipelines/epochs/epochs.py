@@ -2,7 +2,7 @@
 """Several epochs, each from the one before under an inheritance policy: warm-up, epochs, choice.
 
 A warm-up trains on the first rows of the training days; epoch 1 takes everything from it; epoch k
-takes from epoch k - 1 what the policy says (`trainer/warm_start/policies.py`). Every epoch is
+inherits from epoch k - 1 under a policy (`trainer/warm_start/policies.py`). Every epoch is
 evaluated on validation rows that no epoch trains on: after `patience` epochs without a better one
 the rest are not trained, and the best one is evaluated on the test days, which nothing before has
 looked at. Several policies share warm-up and first epoch, which are the same under all of them.
@@ -27,7 +27,7 @@ from pipelines.epochs.holdout import split
 from pipelines.epochs.policy_options import NAMED, EpochPolicy, parse_policies
 from pipelines.orchestration import launch
 from pipelines.orchestration.launch import RUN, LaunchConfig, train_and_read
-from pipelines.orchestration.stage import Pipeline, Stage, Work
+from pipelines.orchestration.stage import Make, Pipeline, Stage, Work
 from pipelines.orchestration.text_tables import table
 from trainer.metrics.spec import METRICS, choosable, described
 from trainer.runtime.atomic_files import parse_json, write_json
@@ -41,11 +41,24 @@ BRIEFLY = ("processes",)
 class EpochsConfig:
     """What to train and how to choose.
 
-    overrides: settings of the recipe, as words. train, warmup, valid: words that choose rows.
-    test_days, test_rows, test_path: what the chosen epoch is tested on; all empty: nothing.
-    has_warmup: whether the tower has a warm-up form of its own.
-    restart: whether every epoch has a schedule of learning rates of its own, from its first row to
-      its last; else one spans them all.
+    Args:
+        recipe: What to train.
+        data: The log.
+        overrides: Settings of the recipe, as words.
+        train: Words that choose the rows of the epochs.
+        warmup: Words that choose the rows of the warm-up.
+        valid: Words that choose the rows of validation.
+        test_days: What the chosen epoch is tested on; with the next two empty: nothing.
+        test_rows: The same as shares of the rows.
+        test_path: The same as another log.
+        has_warmup: Whether the tower has a warm-up form of its own.
+        restart: Whether every epoch has a schedule of learning rates of its own, from its first row
+            to its last; else one spans them all.
+        epochs: At most.
+        policies: Of inheritance.
+        patience: Epochs without a better one after which to stop; 0: never.
+        metric: By which the best epoch is chosen.
+        launch: How processes are started.
     """
 
     recipe: str
@@ -67,17 +80,21 @@ class EpochsConfig:
 
     def stages(self) -> list[Stage]:
         """Return warm-up, epochs of every policy, choice and evaluation."""
-        source = (Path(self.data),)
         shared = {"recipe": self.recipe, "overrides": self.overrides, "valid": self.valid}
 
-        def stage(name: str, **more: Any) -> Stage:
-            config = {**shared, **more.pop("config")}
-            return Stage(name=name, sources=source, config=config, **more)
+        def stage(name: str, make: Make, config: dict[str, Any], inputs: Sequence[str]) -> Stage:
+            return Stage(
+                name=name,
+                make=make,
+                config={**shared, **config},
+                inputs=tuple(inputs),
+                sources=(Path(self.data),),
+            )
 
-        stages = [stage("warmup", make=self.warmup_run, config={"train": self.warmup})]
+        stages = [stage("warmup", self.warmup_run, {"train": self.warmup}, ())]
         settings = {"train": self.train, "epochs": self.epochs, "restart": self.restart}
         one = {**settings, "epoch": 1, "policy": "nightly"}
-        stages.append(stage("epoch-1", make=self.epoch, inputs=("warmup",), config=one))
+        stages.append(stage("epoch-1", self.epoch, one, ("warmup",)))
         names = ["epoch-1"]
         rule = {"patience": self.patience, "metric": self.metric}
         for policy in self.policies:
@@ -87,16 +104,14 @@ class EpochsConfig:
                 config = {**settings, **rule, "epoch": number, "policy": policy.name}
                 config |= {"sources": policy.sources, "later": policy.settings}
                 make = functools.partial(self.epoch, policy=policy)
-                inputs = ("warmup", *before)
-                stages.append(stage(name, make=make, inputs=inputs, config=config))
+                stages.append(stage(name, make, config, ("warmup", *before)))
                 before.append(name)
             names += before[1:]
         stages.append(Stage(make=choice, inputs=tuple(names), config={"metric": self.metric}))
         if self.test_days or self.test_rows or self.test_path:
             config = {"test_days": self.test_days, "test_path": self.test_path}
             config |= {"test_rows": self.test_rows} if self.test_rows else {}
-            inputs = ("choice", *names)
-            stages.append(stage("test", make=self.test, inputs=inputs, config=config))
+            stages.append(stage("test", self.test, config, ("choice", *names)))
         return stages
 
     def warmup_run(self, work: Work) -> dict[str, Any]:
@@ -213,7 +228,7 @@ def build(options: argparse.Namespace) -> Pipeline:
     config = apply_overrides(load_recipe(options.recipe), options.overrides)
     policies = parse_policies(options.policies, options.later) if options.epochs > 1 else ()
     for policy in policies:
-        apply_overrides(config, policy.settings)  # says now what is wrong with them
+        apply_overrides(config, policy.settings)  # so that a wrong one is named now
     data = dataclasses.replace(config.data, path=options.data)
     days = [day for day in days_of(options.data) if day]
     train, warmup, valid = split(data, days, options.valid_days, options.warmup_share)

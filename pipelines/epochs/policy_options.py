@@ -2,7 +2,7 @@
 """A policy of inheritance as a word of the command line, and as words for the trainer.
 
 A policy is a name of `trainer/warm_start/policies.py`, or one of your own: NAME:GROUP=SOURCE,...
-says what differs from `naive`, where a source is previous, warmup, fresh or a path.
+lists the differences from `naive`, where a source is previous, warmup, fresh or a path.
 
   progressive      half:embedding_optimizer=fresh,dense_optimizer=fresh
 """

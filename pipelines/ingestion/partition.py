@@ -13,8 +13,6 @@ exists, so a reader never sees half a day, whatever kills the writer.
 from __future__ import annotations
 
 import fcntl
-import json
-import os
 import re
 import shutil
 from dataclasses import dataclass, field
@@ -24,6 +22,8 @@ from typing import Any, TextIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from trainer.runtime.atomic_files import read_json, write_json
 
 MANIFEST = "_manifest.json"
 STATISTICS = "_statistics.json"
@@ -232,7 +232,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except ValueError as error:
         raise ValueError(f"{path}: is no JSON ({error}); ingest the day again") from error
     whole = isinstance(found, dict) and isinstance(found.get("rows"), int)
@@ -248,13 +248,6 @@ def day_of_path(path: str | Path) -> str:
     """Return the day of a `dt=YYYY-MM-DD` folder in `path`, or an empty string."""
     days = [found[1] for part in Path(path).parts if (found := _DAY.fullmatch(part))]
     return days[-1] if days else ""
-
-
-def write_json(path: Path, values: Any) -> None:
-    """Write JSON under a temporary name and rename it into place."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def _lock(output: Path, scope: str) -> list[TextIO]:

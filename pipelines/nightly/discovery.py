@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Which days a night trains on: ready, before its date, and not yet known to its base.
 
-A model's record says which days it was trained on itself, with a fingerprint of each, and from
-which model it started; following that back gives all days that it knows. A day that came late, or
-that a night had to leave out, is so found by the next one; a day that was delivered again after
+A model's record names the days that it was trained on, each with a fingerprint, and the model from
+which it started; following that back gives all days that it has seen. The next night so finds a day
+that came late, or that a night had to leave out; a day that was delivered again after
 training is named.
 """
 
@@ -24,8 +24,10 @@ from pipelines.orchestration.stage import NotReadyError
 class Known:
     """What the base of a night was trained on.
 
-    base: its date, empty for none. through: its last day. days: fingerprint of each day that it and
-    the models before it were trained on.
+    Args:
+        base: Its date, empty for none.
+        through: Its last day.
+        days: Fingerprint of each day that it and the models before it were trained on.
     """
 
     base: str
@@ -39,7 +41,7 @@ class Known:
 
 
 def known_to(store: Store, date: str) -> Known:
-    """Return what the base of the night of `date` knows."""
+    """Return what the base of the night of `date` was trained on."""
     models = store.models()
     base = name = store.before(date)
     through = models[base]["trained_through"] if base else ""
@@ -61,8 +63,11 @@ def days_of_refused(store: Store, known: Known) -> set[str]:
 class Choice:
     """How to choose the days.
 
-    date: of the night. first_days: of a night without a base, 0 for all. skip: days not to train
-    on. allow_gaps: go on although a day in between is not ready.
+    Args:
+        date: Of the night.
+        first_days: Number of days of a night without a base, 0 for all.
+        skip: Days not to train on.
+        allow_gaps: Whether a day in between may be missing.
     """
 
     date: str

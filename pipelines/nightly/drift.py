@@ -3,8 +3,9 @@
 
 A day is compared with the days before it that were good themselves, up to a week of them: its rows
 with those of the same weekday a week ago, or with their median where that day is not known; its
-columns with their medians. A broken producer is told from a busy day by thresholds wide enough for
-weekends; what stays within them is left to the gates, which see what the candidate predicts.
+columns with their medians. Thresholds are wide enough for weekends, and
+narrow enough for a broken producer; what stays within them is left to the gates, which see what
+the candidate predicts.
 
 Statistics are those of `pipelines/ingestion/column_stats.py`, read from beside the day or taken
 from its files.
@@ -13,23 +14,22 @@ from its files.
 from __future__ import annotations
 
 import datetime
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embeddings.schema.schema import Schema
 from pipelines.ingestion.column_stats import Statistics
-from pipelines.ingestion.partition import write_json
 from pipelines.ingestion.readiness import files_of
 from pipelines.orchestration.fingerprints import of_path
 from pipelines.orchestration.threshold_options import threshold
 from trainer.data.hashing import hash_strings, is_text
+from trainer.runtime.atomic_files import read_json, write_json
 
 _WEEK = 7
 _LEAST_DAYS = 2
@@ -159,11 +159,11 @@ class DayStatistics:
         folder, kept = self.log / f"dt={day}", self.cache / f"{day}.json"
         made_from = [of_path(folder), self.schema.fingerprint()]
         try:
-            found = json.loads(kept.read_text(encoding="utf-8"))
-            if found["made_from"] == made_from:
-                return found
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # not taken yet, or damaged: taken anew
+            found = read_json(kept)
+        except (OSError, ValueError):
+            found = None  # not taken yet, or damaged: computed again
+        if _is_whole(found) and found["made_from"] == made_from:
+            return found
         found = {"made_from": made_from, **self._take(folder, day)}
         self.cache.mkdir(parents=True, exist_ok=True)
         write_json(kept, found)
@@ -181,6 +181,23 @@ class DayStatistics:
                     columns = {name: _numbers(batch.column(name)) for name in names}
                     taken.add(day, pa.table(columns))
         return {"rows": rows, "columns": taken.columns().get(day, {})}
+
+
+def _is_whole(found: Any) -> TypeGuard[dict[str, Any]]:
+    """Return whether something read has what the statistics of a day have."""
+    if not isinstance(found, dict) or not isinstance(found.get("columns"), dict):
+        return False
+    if not isinstance(found.get("rows"), int) or "made_from" not in found:
+        return False
+    for one in found["columns"].values():
+        if not isinstance(one, dict) or not {"count", "nulls", "cardinality"} <= one.keys():
+            return False
+        # A mean comes with its deviation.
+        if ("mean" in one) != ("std" in one):
+            return False
+        if not all(isinstance(value, int | float) for value in one.values()):
+            return False
+    return True
 
 
 def _numbers(column: pa.Array) -> pa.Array:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Whether a candidate may serve: thresholds on its own metrics, and on what changed.
 
-A gate says yes or names every reason for no, with the number, the threshold and the setting. A
-number that is missing is a no: a metric that could not be computed protects nobody.
+A gate passes a candidate, or lists every reason against it with the number, the threshold and the
+setting. A number that is missing is a reason, too: a metric that could not be computed protects
+nobody.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Nights and models told to an MLflow server, for people who look for them there.
+"""Copy nights and models to an MLflow server, for people who look for them there.
 
-The store's files stay the truth: what the server does not know of them yet is told to it, after the
+The store's files are the truth. What the server lacks is copied to it after the
 pointer to the serving model has moved, so that a server that is away costs nothing but a message,
 and any later night or `python -m pipelines.publish DIR --mlflow URI` makes up for it.
 
@@ -58,7 +58,7 @@ _TAG_CHARACTERS = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class MlflowConfig:
-    """Where nights are told. uri: of the server. model: name of experiment and model."""
+    """Where nights are copied to. uri: of the server. model: name of experiment and model."""
 
     uri: str
     model: str = NAME
@@ -88,13 +88,13 @@ class MlflowConfig:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `from_options` reads."""
     add = parser.add_argument_group("mlflow").add_argument
-    add("--mlflow", default="", metavar="URI", help="server to tell, too (default: none)")
+    add("--mlflow", default="", metavar="URI", help="server to copy nights to (default: none)")
     name = f"of experiment and registered model there (default: {NAME})"
     add("--mlflow-model", default="", metavar="NAME", help=name)
 
 
 def from_options(options: argparse.Namespace) -> MlflowConfig | None:
-    """Return what the options of `add_options` say.
+    """Return the configuration that the options of `add_options` give.
 
     Raises:
         ValueError: no server's URL, a name that MLflow does not take, or its client is absent.
@@ -107,7 +107,7 @@ def from_options(options: argparse.Namespace) -> MlflowConfig | None:
 
 
 def remembered(store: Store) -> MlflowConfig | None:
-    """Return the server that nights of a store were told to last, if any."""
+    """Return the server that nights of a store were last copied to, if any."""
     found = _settings(store)
     return (
         MlflowConfig(uri=found["uri"], model=found["model"])
@@ -116,8 +116,8 @@ def remembered(store: Store) -> MlflowConfig | None:
     )
 
 
-def tell(store: Store, config: MlflowConfig, again: str) -> str:
-    """Tell the server what it does not know of the store; return what it knows now.
+def synchronize(store: Store, config: MlflowConfig, again: str) -> str:
+    """Copy to the server what it lacks of the store; return a summary of what it has now.
 
     again: what to do after a failure, in an imperative.
 
@@ -130,21 +130,21 @@ def tell(store: Store, config: MlflowConfig, again: str) -> str:
             settings |= {"uri": config.public, "model": config.model}
             settings.setdefault("store", uuid.uuid4().hex)
             write_json(store.folder / _FOLDER / _SETTINGS, settings)
-            return _Server(config, settings["store"]).tell(store)
+            return _Server(config, settings["store"]).synchronize(store)
     except LockedError as error:
         raise StageError(f"--mlflow: {error}; then {again}") from None
     except StageError:
         raise
     except Exception as error:  # of whatever library below the client
-        told = without_credentials(" ".join(str(error).split()))
+        message = without_credentials(" ".join(str(error).split()))
         raise StageError(
-            f"--mlflow {config.public}: {type(error).__name__}: {told:.600}; the models and "
+            f"--mlflow {config.public}: {type(error).__name__}: {message:.600}; the models and "
             f"{store.folder / 'serving.json'} are as they should be; {again}"
         ) from None
 
 
 class _Server:
-    """What a server knows under one name, as it was when this was made, and what is added.
+    """What a server has under one name: as it was when this object was made, and what is added.
 
     Raises:
         StageError: the name belongs to the models of another store.
@@ -168,7 +168,7 @@ class _Server:
             version.tags.get(_PRINT): version for version in self._pages("search_model_versions")
         }
 
-    def tell(self, store: Store) -> str:
+    def synchronize(self, store: Store) -> str:
         """Add runs, versions and tags that are missing, then move the alias."""
         current: dict[str, Any] = {}
         for kind in ("refused", "models"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a night tells whoever watches: a line for the log, and a file in Prometheus' text format.
+"""The outcome of a night for monitoring: a line of the log, and a file in Prometheus' text format.
 
 DIR/night.prom is written whole, in one rename, for node_exporter's textfile collector (point its
 `--collector.textfile.directory` at DIR, or link the file there):
@@ -81,7 +81,7 @@ class NightMetrics:
 
 
 def write_states(path: Path, status: RunStatus) -> None:
-    """Replace what `path` says of stages by their states now; the rest stays."""
+    """Replace the states of stages in `path` by those of now; the rest of the file stays."""
     states, since = dict[str, float](), dict[str, float]()
     for name, (entered, moment) in status.states.items():
         labels = f'pipeline="nightly",stage="{name}"'

@@ -225,13 +225,13 @@ def _look(options: argparse.Namespace) -> tuple[Readiness, list[str], list[str],
 
 
 def during(options: argparse.Namespace, status: RunStatus) -> None:
-    """Show where the night stands to whoever watches."""
-    with contextlib.suppress(OSError):  # a night goes on without them
+    """Write the states of the night's stages for monitoring."""
+    with contextlib.suppress(OSError):  # a night runs without them, too
         night_metrics.write_states(options.output.resolve() / night_metrics.FILE, status)
 
 
 def after(options: argparse.Namespace, status: RunStatus) -> None:
-    """Leave the night's numbers for whoever watches, and one line for the log."""
+    """Write the night's numbers for monitoring, and one line of the log."""
     found = night_metrics.collect(options.date, status)
     print(found.line(), file=sys.stderr if status.code else sys.stdout, flush=True)
     # Of `new`, of which no night came, there are none; those of a night that another process is at
@@ -241,14 +241,14 @@ def after(options: argparse.Namespace, status: RunStatus) -> None:
         path = options.output.resolve() / night_metrics.FILE
         try:
             found.write(path)
-        except OSError as error:  # the night has ended as it has, and its exit code says so
+        except OSError as error:  # which changes neither the night nor its exit code
             print(f"error: {path} was not written: {error}", file=sys.stderr, flush=True)
 
 
 def _raw_days(
     raw: list[str], new: tuple[str, ...], known: Known, options: argparse.Namespace
 ) -> tuple[str, ...]:
-    """Return the raw days to look at: those of the night, and the last that the base knows."""
+    """Return the raw days to look at: those of the night, and the last ones of the base."""
     behind = [day for day in raw if day in known.days and day < options.date]
     behind = behind[-options.look_back :] if options.look_back else []
     wanted = {*new, options.date, *behind}
@@ -260,7 +260,7 @@ def _intake(options: argparse.Namespace, schema: Schema, output: Path) -> Intake
 
 
 def _ingest(words: str) -> IngestConfig:
-    """Return what --ingest says.
+    """Return the configuration that --ingest gives.
 
     Raises:
         ValueError: an option that ingestion does not know, or a value that it does not take.

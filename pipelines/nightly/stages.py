@@ -7,7 +7,7 @@
   evaluation   candidate and base on day D, which neither has seen: metrics, paired differences
   verdict      the gates (`pipelines/nightly/gates.py`): promote, or refuse with every reason
   publication  the candidate is kept under its date; the pointer to the serving model moves last
-  registration where there is --mlflow: its server learns of it
+  registration where there is --mlflow: the night is copied to its server
   (`pipelines/nightly/mlflow_tracking.py`)
 
 A candidate reads its days through links in a folder of the night's own, so that exactly those count
@@ -49,10 +49,24 @@ _VIEW = "view"
 class NightConfig:
     """What a night does.
 
-    store: of published models. date: the day to evaluate on. new: the days that may train. known:
-    what the model to start from was trained on. intake: of raw days, and `raw_days`: those to look
-    at; None: the days in `data` are typed already. accept: days that the drift check lets pass.
-    has_warmup: whether the tower has a warm-up form. mlflow: the server to tell, if any.
+    Args:
+        store: Of published models.
+        date: The day to evaluate on.
+        new: The days that may train.
+        known: What the model to start from was trained on.
+        intake: Types raw days; None: the days in `data` are typed already.
+        raw_days: The raw days to look at.
+        recipe: What to train.
+        schema: Of the log.
+        data: The folder of typed days.
+        overrides: Settings of the recipe, as words.
+        has_warmup: Whether the tower has a warm-up form.
+        replicates: Of the bootstrap that compares the models.
+        accept: Days that the drift check lets pass.
+        drift: Thresholds of a day.
+        gate: Thresholds of a candidate.
+        launch: How processes are started.
+        mlflow: The server to copy the night to, if any.
     """
 
     store: Store
@@ -107,7 +121,7 @@ class NightConfig:
         assert self.intake is not None
         found = self.intake.take(self.raw_days, work.say)
         rows = {one.day: one.rows for one in found}
-        # What was new and what the same is said and not kept: the artifact is the days as they are.
+        # What was new is printed and not kept: the artifact is the days as they are.
         return {"rows": rows, "summary": f"{sum(rows.values()):,} rows of {len(rows)} days"}
 
     def unpartitioned(self, metrics: Mapping[str, Any]) -> str:
@@ -163,7 +177,8 @@ class NightConfig:
 
     def _refused(self, chosen: list[str]) -> dict[str, list[str]]:
         known = [path.name.removeprefix("dt=") for path in Path(self.data).glob("dt=*")]
-        # A day that no model was trained on may be bad itself: only what the base knows is normal.
+        # A day that no model was trained on may be bad itself: only the days of the
+        # base are normal.
         trusted = {*self.known.days, *chosen} if self.known.days else {*known}
         cache = self.store.folder / "statistics"
         reader = DayStatistics(log=Path(self.data), schema=self.schema, cache=cache)
@@ -231,10 +246,10 @@ class NightConfig:
         return {"promoted": promote, "summary": "published" if promote else "refused"}
 
     def registration(self, work: Work) -> dict[str, Any]:
-        """Tell the MLflow server what it does not know yet; the files have it already."""
+        """Copy to the MLflow server what it lacks; the files have it already."""
         assert self.mlflow is not None
-        again = "run the same command again, which tells the server and does nothing else"
-        return {"summary": mlflow_tracking.tell(self.store, self.mlflow, again)}
+        again = "run the same command again, which copies to the server and does nothing else"
+        return {"summary": mlflow_tracking.synchronize(self.store, self.mlflow, again)}
 
     def unpublished(self, metrics: Mapping[str, Any]) -> str:
         """Say what is gone of what a finished publication has left in the store."""

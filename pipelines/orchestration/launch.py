@@ -33,7 +33,7 @@ from trainer.runtime.atomic_files import read_json
 LOG = "log.txt"
 RUN = "run"  # the folder of a training, in that of its stage
 _KEPT_LINES = 200
-# What a training says whose folder has not been left yet by the one before, and how long to wait.
+# The message of a training whose folder another one has not left yet, and how long to wait for it.
 _BUSY, _BUSY_SECONDS, _BUSY_PAUSE = "another process trains in this folder", 120.0, 2.0
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
@@ -43,13 +43,15 @@ _PR_SET_PDEATHSIG = 1
 class LaunchConfig:
     """How processes are started.
 
-    launcher: `torchrun` on this machine; `torchx` through deploy/components.py.
-    topology: NODESxPROCESSES; torchrun takes one node.
-    scheduler: of torchx.
-    size: what torchx asks for each node (deploy/components.py); empty: this machine's size.
-    retries: of a command that failed; a training goes on from its newest checkpoint.
-    pause_seconds: before the first retry; doubled before each further one.
-    tower: `package.module:Class` of a tower from outside the repository, which evaluations import.
+    Args:
+        launcher: `torchrun` on this machine; `torchx` through deploy/components.py.
+        topology: NODESxPROCESSES; torchrun takes one node.
+        scheduler: Of torchx.
+        size: What torchx asks for each node (deploy/components.py); empty: this machine's size.
+        retries: Of a command that failed; a training resumes from its newest checkpoint.
+        pause_seconds: Before the first retry; doubled before each further one.
+        tower: `package.module:Class` of a tower from outside the repository, which evaluations
+            import.
     """
 
     launcher: Literal["torchrun", "torchx"] = "torchrun"
@@ -123,7 +125,7 @@ class LaunchConfig:
         answers: whether its standard output is an answer, which is not shown.
 
         Raises:
-            ValueError: the command says that its configuration or data are wrong (exit code 2).
+            ValueError: the command ended because its configuration or data are wrong (exit code 2).
             StageError: it failed otherwise, every time.
         """
         attempt, pause, waited = 0, self.pause_seconds, 0.0
@@ -170,11 +172,11 @@ def add_options(parser: argparse.ArgumentParser, retries: int = 0) -> None:
 
 
 def from_options(options: argparse.Namespace, tower: str = "") -> LaunchConfig:
-    """Return what the options of `add_options` say.
+    """Return the configuration that the options of `add_options` give.
 
     Args:
-        options: of the command line.
-        tower: as in `LaunchConfig`.
+        options: Of the command line.
+        tower: As in `LaunchConfig`.
     """
     return LaunchConfig(
         launcher=options.launcher,
@@ -232,10 +234,10 @@ def _end_with_parent() -> None:
 
 
 def _reason(printed: str) -> str:
-    """Return a command's own words on why it failed, or the last that it said."""
+    """Return a command's own message on why it failed, or the last line that it printed."""
     errors = re.findall(r"^.*?\berror: (.+)$", printed, re.MULTILINE)
     lines = [line for line in printed.splitlines() if line.strip()]
-    return errors[0] if errors else lines[-1].strip() if lines else "it said nothing"
+    return errors[0] if errors else lines[-1].strip() if lines else "it printed nothing"
 
 
 def _name(command: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """One owner of a folder at a time, also among machines and containers that share a file system.
 
-Two things say that a folder has an owner:
+Two files mark that a folder has an owner:
 
   .lock        a record of the owner, which the owner renews. Every machine that sees the file
                system can read it.
@@ -13,11 +13,11 @@ Somebody who wants the folder and finds a record has to know that its owner is g
 
   - .lock.held cannot be locked: the owner is alive.
   - Both run on one kernel and the owner held .lock.held: it is gone, since its lock is.
-  - Both are in one space of process ids: the process with that id and start time tells. A container
-    of the same host name is another space of process ids, and its numbers mean nothing here.
-  - Otherwise the record tells. One that was renewed not long ago, by the clock of the file system,
-    has an owner. An older one may be that of a clock that has jumped: it is watched, by a clock
-    that only runs forward, until it is renewed or has missed a renewal.
+  - Both are in one space of process ids: the process of that id and start time runs or does not. A
+    container of the same host name has another space of process ids, whose numbers mean nothing.
+  - Otherwise only the record is left. One that was renewed not long ago, by the clock of the file
+    system, has an owner. An older one may be old because a clock has jumped: it is watched, by a
+    clock that only runs forward, until it is renewed or has missed a renewal.
 
 An owner that was suspended for long may have lost its folder. It therefore writes its results in
 `committing`, which first looks whether the folder is still its own.
@@ -44,7 +44,7 @@ from trainer.runtime.printable import printable
 
 LOCK = ".lock"
 EXPIRY_SECONDS = 300.0
-# No record makes others wait longer, whatever it says.
+# No record makes others wait longer, whatever it holds.
 _LONGEST_EXPIRY_SECONDS = 3600.0
 # By which two times of one file system may be the wrong way round.
 _CLOCK_STEP_SECONDS = 1.0

@@ -2,8 +2,8 @@
 """Stages: functions named after what they make, each made once and committed whole.
 
 A stage writes into a folder that nobody reads until it is finished: its manifest is written last,
-then the folder is renamed. The manifest says what the artifact was made from, so that running the
-same pipeline again skips what is there and makes anew what has changed, and everything after it.
+then the folder is renamed. The manifest lists what the artifact was made from, so that running
+the same pipeline again skips what is there, and makes again what has changed and everything after.
 
   OUTPUT/DATE/STAGE/manifest.json   what it was made from, metrics, seconds, versions, files
   OUTPUT/DATE/.STAGE.unfinished/    being made; kept after a failure, so that training can resume
@@ -32,7 +32,7 @@ _PACKAGES = ("torch", "torchrec", "pyarrow", "numpy")
 
 
 class StageError(RuntimeError):
-    """A stage could not be made; the message says why."""
+    """A stage could not be made; the message gives the reason."""
 
 
 class NotReadyError(RuntimeError):
@@ -47,11 +47,12 @@ class RefusedError(RuntimeError):
 class Work:
     """What a stage's function is given.
 
-    folder: to write into; it may hold what an attempt that failed has left, for the same request.
-    inputs: the finished folders of the stages it needs, by name.
-    metrics: what those stages returned, by name.
-    config: the stage's own.
-    say: prints a line.
+    Args:
+        folder: To write into; it may hold what a failed attempt at the same request has left.
+        inputs: Finished folders of the stages that it needs, by name.
+        metrics: What those stages returned, by name.
+        config: The stage's own.
+        say: Prints a line.
     """
 
     folder: Path
@@ -61,21 +62,26 @@ class Work:
     say: Callable[[str], None]
 
 
+# Writes an artifact into the work's folder and returns its metrics.
+Make = Callable[[Work], Mapping[str, Any]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """One artifact and how it is made.
 
-    make: writes it and returns its metrics, which are JSON data. `skipped` among them is the reason
-      why there was nothing to make.
-    name: what it is called; the function's name if empty.
-    inputs: names of the earlier stages that it needs.
-    sources: files and folders from outside that it reads.
-    config: JSON data; with another one the artifact is made again.
-    lost: given the metrics of the finished artifact, says what of its effect outside its own folder
-      is gone, an empty text if nothing; then it is made again.
+    Args:
+        make: Writes it and returns its metrics, which are JSON data. `skipped` among them is the
+            reason why there was nothing to make.
+        name: Of the stage; the function's name if empty.
+        inputs: Names of the earlier stages that it needs.
+        sources: Files and folders from outside that it reads.
+        config: JSON data; with another one the artifact is made again.
+        lost: Given the metrics of the finished artifact, returns what of its effect outside its own
+            folder is gone; unless that is empty, it is made again.
     """
 
-    make: Callable[[Work], Mapping[str, Any]]
+    make: Make
     name: str = ""
     inputs: tuple[str, ...] = ()
     sources: tuple[Path, ...] = ()
@@ -92,10 +98,13 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """Stages in order, the folder of their artifacts, and what their metrics mean in the end.
+    """A sequence of stages.
 
-    conclude: given the metrics of every stage by its name, prints what a person wants to know and
-      returns the exit code.
+    Args:
+        stages: In order.
+        folder: Of their artifacts.
+        conclude: Given the metrics of every stage by its name, prints a summary and returns the
+            exit code.
     """
 
     stages: Sequence[Stage]
@@ -105,7 +114,13 @@ class Pipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What will happen to a stage, and why. will: `done`, `make` or `resume`."""
+    """What will happen to a stage.
+
+    Args:
+        stage: The stage.
+        will: `done`, `make` or `resume`.
+        why: The reason.
+    """
 
     stage: Stage
     will: str
@@ -189,7 +204,7 @@ def read(artifact: Path) -> dict[str, Any]:
         StageError: it has none, or one that cannot be read.
     """
     try:
-        manifest = json.loads((artifact / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(artifact / MANIFEST)
         kinds = {"request": dict, "metrics": dict, "files": dict, "started": str, "output": str}
         if not isinstance(manifest, dict) or not all(
             isinstance(manifest.get(name), kind) for name, kind in kinds.items()

@@ -28,7 +28,7 @@ def add_thresholds(parser: argparse.ArgumentParser, prefix: str, config: type[An
 
 
 def read_thresholds(prefix: str, config: type[Config], options: argparse.Namespace) -> Config:
-    """Return what the options of `add_thresholds` say.
+    """Return the configuration that the options of `add_thresholds` give.
 
     Raises:
         ValueError: a threshold is out of its range.

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Which of several runs is best, and whether the test rows can tell: tables and the verdict.
+"""Which of several runs is best, and whether the test rows can show it: tables and the verdict.
 
 The difference of two runs has the error √(s1² + s2²) if their errors are independent. On the same
 rows they move together, and a paired estimate would be smaller; but it needs every prediction,
 which a run does not keep. So a run is called best only if it leads every other by more than the
 95 % interval of this cautious error, and only by AUC: then `trainer.compare`, which predicts the
-rows again and decides, does not say otherwise. Errors are DeLong's, or those of the bootstrap over
+rows again and decides, does not contradict it. Errors are DeLong's, or those of the bootstrap over
 users where that found larger ones.
 """
 
@@ -87,7 +87,7 @@ def same_rows(runs: Sequence[Run]) -> bool:
 
 
 def verdict(runs: Sequence[Run]) -> str:
-    """Return in words which run is best, or why none is called so; nothing for a single AUC."""
+    """Return which run is best, or why none is called so, as text; empty for a single AUC."""
     if sum(is_number(run.metrics.get("auc")) for run in runs) < 2:
         return ""
     if not same_rows(runs):

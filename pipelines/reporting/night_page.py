@@ -31,7 +31,7 @@ def candidate_run(path: Path) -> Path | None:
 
 
 def read_night(path: Path) -> dict[str, Any]:
-    """Return what the page says of a night: title, verdict, reasons and tables.
+    """Return what the page shows of a night: title, verdict, reasons and tables.
 
     Raises:
         ValueError: the folder holds no stage of a night, or a manifest that cannot be read.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the report says around a run: how it differs from its recipe, from other runs, and its data.
+"""The context of a run: how it differs from its recipe and from other runs, and its data.
 
 The other runs are those beside it in its folder's parent that test on the same rows. Statistics of
 the days are those that ingestion left in the log; a log that is not there any more has none.
@@ -129,7 +129,7 @@ def _day(run: Run) -> str:
 
 
 def no_drift(runs: Sequence[Run]) -> str:
-    """Return why there is nothing to say of the first run's test day."""
+    """Return why the first run's test day has no statistics."""
     if runs and not runs[0].data.get("test_days"):
         return "The run tests a share of the rows and no day, which could be held against another."
     return (

@@ -19,6 +19,7 @@ from typing import Any, TypeGuard
 
 from trainer.metrics.spec import METRICS
 from trainer.runtime.atomic_files import parse_json, read_bytes
+from trainer.runtime.credentials import without_credentials_in
 from trainer.runtime.printable import printable
 
 DASH = "–"
@@ -109,7 +110,7 @@ class Run:
 
     @property
     def no_gauc(self) -> str:
-        """Why there is no GAUC, in words; nothing if there is one, or no evaluation."""
+        """Why there is no GAUC, as a phrase; nothing if there is one, or no evaluation."""
         if not self.metrics or is_number(self.metrics.get("gauc")):
             return ""
         schema = self.config.get("schema")
@@ -188,7 +189,7 @@ def read_run(path: Path, name: str, brief: bool = False) -> Run:
 
 
 def _check_is_run(path: Path) -> None:
-    """Raise a ValueError that says what is there instead of a run, and where runs are near."""
+    """Raise a ValueError that names what is there instead of a run, and runs nearby."""
     if _is_run(path):
         return
     expected = f"expected the folder of a run, with {', '.join(_FILES[:-1])} or {_FILES[-1]}"
@@ -244,7 +245,8 @@ def read_data(path: Path) -> Any:
         ValueError: it is no JSON, too large or too deep.
     """
     content = read_bytes(path, _MAX_BYTES.get(path.name, _MAX_BYTES_OF_OTHERS))
-    return tamed(parse_json(content))
+    # A run masks passwords in addresses itself; one of an older version did not.
+    return without_credentials_in(tamed(parse_json(content)))
 
 
 def _read_lines(path: Path, notes: list[str]) -> list[Any]:

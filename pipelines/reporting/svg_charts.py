@@ -156,7 +156,7 @@ def _set_axes(plot: Any, axes: Axes, drawn: Sequence[Line]) -> None:
     plot.set_ylabel(axes.y)
     values = [y for line in drawn for _, y in line.points]
     plot.set_ylim(axes.y_limits or _limits(values, axes.y_span))
-    plot.ticklabel_format(axis="y", useOffset=False)  # ticks say whole values
+    plot.ticklabel_format(axis="y", useOffset=False)  # ticks show whole values
     if axes.whole_x:
         plot.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         whole = {x for line in drawn for x, _ in line.points}

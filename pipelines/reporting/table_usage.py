@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The report's tables of embedding tables: how full they are, what ids find, what a step asks.
+"""The report's tables of embedding tables: occupancy, hit rate of ids, cost of a step.
 
 Of each run, its largest tables at the latest evaluation (tables.jsonl) and the counts of a sampled
 step, which the run's metrics hold.
@@ -54,7 +54,7 @@ def table_use(run: Run) -> dict[str, Any] | None:
 
 
 def step_use(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """Return what a sampled step of each run asked, all ranks together, if any run says."""
+    """Return what a sampled step of each run needed, all ranks together, if a run counted it."""
     rows = [
         [run.name, *(written(run.metrics.get(key), ",.0f") for _, key in _STEP)]
         for run in runs

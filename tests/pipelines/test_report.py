@@ -357,3 +357,12 @@ def test_a_file_is_no_run(tmp_path):
     run = write_run(tmp_path / "run", charts=False)
     with pytest.raises(ValueError, match=r"got a file; pass what trainer\.train was given"):
         report([run / "metrics.json"], tmp_path / "report.html")
+
+
+def test_a_password_in_an_address_is_not_shown(tmp_path):
+    run = write_run(tmp_path / "run", charts=False)
+    address = "https://me:s3cret@push:9091/x?token=s3cret"
+    config = {"export": {"push_url": address}, "data": {"path": "s3://key:s3cret@logs"}}
+    (run / "config.json").write_text(json.dumps(config))
+    text, _ = page([run], tmp_path)
+    assert "s3cret" not in text and "https://push:9091/x" in text

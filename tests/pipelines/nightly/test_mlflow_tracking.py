@@ -162,7 +162,7 @@ def test_a_night_whose_server_is_away_publishes_says_so_and_is_made_up_for(
     assert store.serving() == DAYS[2], "the files are the truth"
     assert "error: registration: --mlflow http://127.0.0.1:" in said and "secret" not in said
     assert f"alert: night {DAYS[2]} failed in" in said
-    assert "run the same command again, which tells the server" in said
+    assert "run the same command again, which copies to the server" in said
     night.started.clear()
     assert night(DAYS[2], *there) == run.DONE
     assert night.started == [], "only the server was told"
@@ -191,7 +191,7 @@ def test_a_night_whose_server_is_away_publishes_says_so_and_is_made_up_for(
     with pytest.raises(
         mlflow_tracking.StageError, match="belongs to another folder of nights; choose"
     ):
-        mlflow_tracking.tell(other, MlflowConfig(uri=server, model="away"), "x")
+        mlflow_tracking.synchronize(other, MlflowConfig(uri=server, model="away"), "x")
 
 
 class Busy(http.server.BaseHTTPRequestHandler):
@@ -214,7 +214,7 @@ def test_a_busy_server_does_not_choose_how_long_a_night_waits(tmp_path, monkeypa
         monkeypatch.setattr("time.sleep", lambda seconds: waits.append(seconds))
         waits: list[float] = []
         with pytest.raises(mlflow_tracking.StageError, match="too many 503 error responses"):
-            mlflow_tracking.tell(Store(tmp_path), config, "x")
+            mlflow_tracking.synchronize(Store(tmp_path), config, "x")
         busy.shutdown()
     assert max(waits, default=0) < 60
 
