@@ -17,14 +17,17 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from prometheus_client import CollectorRegistry, delete_from_gateway, push_to_gateway
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import basic_auth_handler, default_handler
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from trainer.runtime.atomic_files import write_json
+from trainer.runtime.credentials import without_credentials
 from trainer.telemetry.metrics_server import MetricsServer
 from trainer.telemetry.node import Node
 from trainer.telemetry.prometheus_metrics import Metric
@@ -142,6 +145,7 @@ class Exporter:
         self._end = threading.Event()
         self._pushes: threading.Thread | None = None
         self._push_failed = False
+        self._gateway, self._send = _address(config.push_url)
         try:
             if config.serve:
                 self._serve()
@@ -199,15 +203,14 @@ class Exporter:
         if not self.config.push_keep:
             self._attempt(
                 lambda: delete_from_gateway(
-                    self.config.push_url, _JOB, self._key, _PUSH_TIMEOUT_SECONDS
+                    self._gateway, _JOB, self._key, _PUSH_TIMEOUT_SECONDS, self._send
                 )
             )
 
     def _push(self) -> None:
-        config = self.config
         self._attempt(
             lambda: push_to_gateway(
-                config.push_url, _JOB, self.registry, self._key, _PUSH_TIMEOUT_SECONDS
+                self._gateway, _JOB, self.registry, self._key, _PUSH_TIMEOUT_SECONDS, self._send
             )
         )
 
@@ -218,9 +221,10 @@ class Exporter:
             self._push_failed = False
         except Exception as error:  # of any network; training goes on
             if not self._push_failed:
+                gateway = without_credentials(self._gateway)
                 self._say(
-                    f"metrics: {self.config.push_url} does not take them ({error}), training goes "
-                    "on; check --export.push-url"
+                    f"metrics: {gateway} does not take them ({error}), training goes on; check "
+                    "--export.push-url"
                 )
             self._push_failed = True
 
@@ -241,6 +245,22 @@ class NodeCollector(Collector):
                 [{"run": self._run, **labels}[name] for name in metric.all_labels], value
             )
         yield from families.values()
+
+
+def _address(url: str) -> tuple[str, Callable[..., Any]]:
+    """Return a gateway's URL without user and password, and a handler that sends those in a header.
+
+    urllib takes them for a part of the host's name, and shows them in its error.
+    """
+    parts = urlsplit(url)
+    if parts.username is None:
+        return url, default_handler
+    user, password = unquote(parts.username), unquote(parts.password or "")
+
+    def send(url: str, method: str, timeout: Any, headers: Any, data: bytes) -> Callable[[], None]:
+        return basic_auth_handler(url, method, timeout, headers, data, user, password)
+
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(), send
 
 
 def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import socket
@@ -143,15 +144,21 @@ def test_nothing_listens_that_was_not_asked_for(tmp_path):
         assert exporter.port == 0 and said == [] and not list(tmp_path.iterdir())
 
 
+# What the calls to gateways had in their headers.
+authorizations: list[str | None] = []
+
+
 @contextmanager
 def gateway():
     """A push gateway that notes what it is told."""
     calls: list[tuple[str, str, bytes]] = []
+    authorizations.clear()
 
     class Handler(BaseHTTPRequestHandler):
         def do_PUT(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
             calls.append((self.command, self.path, body))
+            authorizations.append(self.headers["Authorization"])
             self.send_response(200)
             self.end_headers()
 
@@ -180,6 +187,26 @@ def test_the_end_of_a_run_is_pushed_and_kept_or_deleted(tmp_path, keep):
     assert {path for _, path, _ in calls} == {"/metrics/job/fullrank/node/0/run/mine"}
     assert samples(calls[0][2].decode())[("fullrank_ranks", frozenset([("run", "mine")]))] == 2
     assert said == []
+
+
+def test_user_and_password_of_a_gateway_go_into_a_header(tmp_path):
+    with gateway() as (url, calls):
+        url = url.replace("http://", "http://me:s%2Fecret@")
+        config = ExportConfig(serve=False, push_url=url, push_seconds=600, push_keep=False)
+        with exporting(tmp_path, config) as (_, said):
+            pass
+    assert [call[0] for call in calls] == ["PUT", "DELETE"] and said == []
+    assert authorizations == ["Basic " + base64.b64encode(b"me:s/ecret").decode()] * 2
+
+
+def test_no_message_shows_the_password_of_a_gateway_that_is_away(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://me:secret@127.0.0.1:{taken.getsockname()[1]}"
+        with exporting(tmp_path, ExportConfig(serve=False, push_url=url)) as (_, said):
+            pass
+    (line,) = said
+    assert "training goes on" in line and "secret" not in line and "me:" not in line
 
 
 def test_it_pushes_while_the_run_goes_on(tmp_path):
