@@ -24,6 +24,11 @@ TOWERS = (
     "rankmixer.demo",
     "onetrans.demo",
     "hstu.demo",
+    "dcnv2.demo",
+    "gdcn.demo",
+    "autoint.demo",
+    "masknet.demo",
+    "wukong.demo",
 )
 pytestmark = pytest.mark.dist
 

@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from models.baselines.autoint import AutoIntConfig
+from models.baselines.dcnv2 import DCNv2Config
 from models.baselines.dlrm import DLRMConfig
+from models.baselines.gdcn import GDCNConfig
 from models.baselines.hstu import HSTUConfig
+from models.baselines.masknet import MaskNetConfig
 from models.baselines.onetrans import OneTransConfig
 from models.baselines.rankmixer import RankMixerConfig
+from models.baselines.wukong import WuKongConfig
 from models.ranking import ModelConfig
 from models.tokens import TokenizerConfig
 from models.tower import StreamTowerConfig, TowerConfig
@@ -111,4 +116,9 @@ TOWERS = {
     "rankmixer": Entry("RankMixer (baseline)", rankmixer),
     "onetrans": Entry("OneTrans (baseline)", lambda: stream(OneTransConfig())),
     "hstu": Entry("HSTU (baseline)", lambda: stream(HSTUConfig())),
+    "dcnv2": Entry("DCNv2 (baseline)", lambda: fields(DCNv2Config(), token_dim=16)),
+    "gdcn": Entry("GDCN (baseline)", lambda: fields(GDCNConfig(), token_dim=16)),
+    "autoint": Entry("AutoInt (baseline)", lambda: fields(AutoIntConfig(), token_dim=16)),
+    "masknet": Entry("MaskNet (baseline)", lambda: fields(MaskNetConfig(), token_dim=16)),
+    "wukong": Entry("WuKong (baseline)", lambda: fields(WuKongConfig(), token_dim=16)),
 }
