@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -201,6 +204,44 @@ def index_cut(place: Place) -> str:
         os.truncate(path / "index.json", 300)
 
     return _damaged(place, cut, "index.json: damaged")
+
+
+@fault("a checkpoint is forged to run code, with checksums that fit")
+def forged(place: Place) -> str:
+    """It is refused, and nothing of it runs; the older one gives the undisturbed run."""
+    sign = place.folder / "executed"
+
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(sign),)
+
+    def forge(path: Path) -> None:
+        content = json.loads((path / "manifest.json").read_text())
+        del content["checksum"]
+        for name in ("index.json", "rank-0.bin"):
+            (path / name).write_bytes(pickle.dumps(Bomb()))
+            data = (path / name).read_bytes()
+            content["files"][name] = [len(data), zlib.crc32(data)]
+        (path / "manifest.json").write_text(json.dumps(content))
+
+    got = _damaged(place, forge, "index.json: damaged")
+    expect(not sign.exists(), "code of the checkpoint ran")
+    return got
+
+
+@fault("links are planted in the place of a run's files")
+def planted_links(place: Place) -> str:
+    """What they lead to stays as it is; the run is the undisturbed one."""
+    place.fail(at(7, "kill", 0))
+    victim = place.folder / "victim"
+    victim.write_text("of somebody else")
+    for name in ("ranks.json", "metrics.json.partial", "evaluations.jsonl", ".config.json.partial"):
+        (place.output / name).unlink(missing_ok=True)
+        (place.output / name).symlink_to(victim)
+    place.finish()
+    expect(victim.read_text() == "of somebody else", "the file behind a link was written")
+    expect(not (place.output / "metrics.json").is_symlink(), "the metrics are behind a link")
+    return place.equals_reference()
 
 
 @fault("ids are hashed in another way than when the checkpoint was written")

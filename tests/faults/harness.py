@@ -170,8 +170,9 @@ class Place:
         faults: Sequence[dict[str, Any]] = (),
         logs: Path | None = None,
         only: Sequence[int] | None = None,
+        cwd: Path = ROOT,
     ) -> list[Rank]:
-        """Start the job; `only` some of its ranks come, if given."""
+        """Start the job in the folder `cwd`; `only` some of its ranks come, if given."""
         port = _free_port()
         number = len(self.started)
         found = []
@@ -187,6 +188,7 @@ class Place:
                         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
                     },
                     log,
+                    cwd,
                 )
             )
         self.started += found
@@ -276,13 +278,21 @@ class Place:
         """Return the last lines of what ranks have said."""
         return " | ".join(rank.said.strip()[-400:].replace("\n", " / ") for rank in ranks)
 
-    def _fork(self, module: str, arguments: list[Any], environment: dict[str, str], log: Path):
+    def _fork(
+        self,
+        module: str,
+        arguments: list[Any],
+        environment: dict[str, str],
+        log: Path,
+        cwd: Path = ROOT,
+    ) -> Rank:
         answer = self.harness.zygote.ask(
             module=module,
             function="main",
             arguments=arguments,
             environment=environment,
             log=str(log),
+            cwd=str(cwd),
         )
         return Rank(pid=answer["pid"], log=log)
 

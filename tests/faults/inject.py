@@ -36,7 +36,7 @@ def install(fault: dict[str, Any], rank: int, folder: Path) -> Callable[[Any], N
         _at_write(fault, fire)
     elif kind == "full":
         _full_disk(fault, fire)
-    elif kind == "slow":
+    elif kind in ("slow", "stall"):
         _slow_disk(fault, fire)
     elif kind != "step":
         raise ValueError(f"no fault of kind {kind!r}")
@@ -148,12 +148,16 @@ def _full_disk(fault: dict[str, Any], fire: Callable[[], None]) -> None:
 
 
 def _slow_disk(fault: dict[str, Any], fire: Callable[[], None]) -> None:
-    """Let every write of a checkpoint take `fault["seconds"]`."""
+    """Let every write of a checkpoint, or the first one, take `fault["seconds"]`."""
+    stalled = False
     write = storage.Counted.write
 
     def slow(stream: Any, data: Any) -> None:
-        fire()
-        time.sleep(fault["seconds"])
+        nonlocal stalled
+        if fault["kind"] == "slow" or not stalled:
+            stalled = True
+            fire()
+            time.sleep(fault["seconds"])
         write(stream, data)
 
     cast(Any, storage.Counted).write = slow

@@ -57,6 +57,19 @@ def one_folder(place: Place) -> str:
     return f"refused; {place.equals_reference()}"
 
 
+@fault("a relative folder for checkpoints, and another working folder")
+def other_folder(place: Place) -> str:
+    """The same command goes on from the checkpoint; the run is the undisturbed one."""
+    words = ("--checkpoint.folder", "kept")
+    place.fail(at(7, "kill", 0), *words)
+    elsewhere = place.folder / "elsewhere"
+    elsewhere.mkdir()
+    ranks = place.finish(*words, cwd=elsewhere)
+    expect("resumed at step " in ranks[0].said, place.tail(ranks))
+    expect(not list(elsewhere.iterdir()), "something was written into the working folder")
+    return place.equals_reference()
+
+
 def _launched(place: Place, command: list[str]) -> str:
     """Run the job under a launcher that restarts it once."""
     kill = at(5, "kill", 1)

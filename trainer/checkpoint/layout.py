@@ -298,7 +298,10 @@ def _describe(path: Folder) -> str:
 
 def _entries(directory: Folder) -> list[Any]:
     """Return what is directly below `directory`, in the order of names."""
-    return sorted(directory.iterdir()) if directory.is_dir() else []
+    try:
+        return sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _remove_other_data(path: RemotePath, kept: str) -> None:
@@ -310,9 +313,8 @@ def _remove_other_data(path: RemotePath, kept: str) -> None:
 
 def _remove(path: Folder) -> None:
     """Remove a folder, if it is there."""
-    if not path.exists():
-        return
     if isinstance(path, RemotePath):
-        path.remove_all()
-    else:
+        with contextlib.suppress(FileNotFoundError):
+            path.remove_all()
+    elif path.exists():
         shutil.rmtree(path)

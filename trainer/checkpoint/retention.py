@@ -8,6 +8,7 @@ it was evaluated, are in `metrics.json` there.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,11 @@ def prune(
     directory: Folder, last: int, best: int = 0, every_hours: float = 0.0, metric: str = "auc"
 ) -> list[Folder]:
     """Remove the surplus below `directory` and return what was removed. On one rank."""
-    found = [_look(path, metric) for path in complete(directory)]
+    paths = complete(directory)
+    # What no rule asks for is not read: behind a URL each file is a request or two.
+    metric = metric if best else ""
+    newest = paths[-max(last, 1) :]
+    found = [_look(path, metric, every_hours > 0, path in newest) for path in paths]
     removed = surplus(found, last, best, every_hours)
     for path in removed:
         remove(path)
@@ -71,16 +76,29 @@ def note_metrics(path: Folder, metrics: Mapping[str, Any]) -> None:
     write_durably(path / EVALUATION, to_json(metrics))
 
 
-def _look(path: Folder, metric: str) -> Kept:
-    """Return what the rules ask of a checkpoint; one that is damaged has no age and no score."""
-    try:
-        saved = float(read_manifest(path).get("saved", 0.0))
-    except ValueError:
-        saved = 0.0
+def _look(path: Folder, metric: str, aged: bool, newest: bool) -> Kept:
+    """Return what the rules ask of a checkpoint; one that is damaged has no age and no score.
+
+    Args:
+        path: the checkpoint.
+        metric: of its score; empty: no rule asks for one.
+        aged: whether a rule asks for its age.
+        newest: whether it stays for that alone.
+    """
+    saved, score = 0.0, math.nan
+    if aged:
+        with contextlib.suppress(ValueError):
+            saved = float(read_manifest(path).get("saved", 0.0))
+    if metric:
+        score = _score(path, metric)
+    protected = not newest and (path / PROTECTED).is_file()
+    return Kept(path=path, saved=saved, score=score, protected=protected)
+
+
+def _score(path: Folder, metric: str) -> float:
+    """Return the score of a checkpoint's evaluation, higher for better; NaN if it has none."""
     try:
         value = parse_json(read_bounded(path / EVALUATION, MAX_JSON_BYTES))[metric]
-        score = METRICS[metric].score(float(value))
+        return METRICS[metric].score(float(value))
     except (OSError, ValueError, KeyError, TypeError):
-        score = math.nan
-    protected = (path / PROTECTED).is_file()
-    return Kept(path=path, saved=saved, score=score, protected=protected)
+        return math.nan

@@ -119,6 +119,18 @@ def test_the_best_and_the_protected_stay_behind_a_url_too(folder):
     assert loaded(folder / "step-2") == 2.0
 
 
+def test_pruning_asks_a_store_for_nothing_that_no_rule_needs(folder, monkeypatch):
+    for step in (1, 2, 3):
+        dcp.save(tensors(), folder, step, {})
+    asked = []
+    read, is_file = RemotePath.open, RemotePath.is_file
+    monkeypatch.setattr(RemotePath, "open", lambda p, mode="rb": asked.append(p) or read(p, mode))
+    monkeypatch.setattr(RemotePath, "is_file", lambda p: asked.append(p) or is_file(p))
+    assert prune(folder, last=2) == [folder / "step-1"]
+    held = [folder / f"step-{step}" / MANIFEST for step in (1, 2, 3)]
+    assert asked == [*held, folder / "step-1" / "protected"]
+
+
 def test_bytes_that_change_in_the_store_are_named(folder):
     path = dcp.save(tensors(), folder, 4, {})
     data = path / json.loads((path / MANIFEST).read_text())["data"]
