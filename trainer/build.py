@@ -23,8 +23,8 @@ from trainer.config.config import TrainConfig
 from trainer.data.discovery import printable
 from trainer.data.files import LogFile, contents, differences, discover, keep_rows
 from trainer.data.loader import Loader
-from trainer.data.moments import dense_moments
 from trainer.data.splits import parse_days, parse_rows
+from trainer.data.transforms import dense_moments
 from trainer.distributed.compile import compile_tower
 from trainer.distributed.dense import Dense
 from trainer.distributed.parallelize import Parallel, build_dense, parallelize

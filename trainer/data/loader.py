@@ -14,6 +14,7 @@ once.
 
 from __future__ import annotations
 
+import collections
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,12 +26,21 @@ from torch.utils.data import DataLoader, Sampler
 from embeddings.schema.schema import Schema
 from models.batch import Batch
 from trainer.data.collate import assemble, empty_batch, pad_batch
-from trainer.data.counted import Counted
 from trainer.data.files import LogFile, contents, differences
 from trainer.data.order import EpochOrder, Leg, Order, Window
 from trainer.data.splits import describe_days
-from trainer.data.worker import Block, WindowDataset, unchanged
-from trainer.data.workers import dead_workers, end_with_trainer, hidden_main, start_server
+from trainer.data.worker import (
+    Block,
+    WindowDataset,
+    dead_workers,
+    end_with_trainer,
+    hidden_main,
+    start_server,
+    unchanged,
+)
+
+# More batches than any pipeline takes ahead.
+_AHEAD = 64
 
 _FILES_KEPT = 5_000  # files whose hashes stand in a checkpoint
 
@@ -101,7 +111,7 @@ class Loader:
             raise ValueError(f"loader: expected a rank in [0, {world_size - 1}], got {rank}")
         self.schema = schema
         self.config = config
-        self._counted = Counted()
+        self._counted = _Counted()
         self.files = tuple(files)
         self._rank, self._world_size, self._seed = rank, world_size, seed
         content = repr(
@@ -315,3 +325,31 @@ class _Windows(Sampler[Window]):
     def __iter__(self) -> Iterator[Window]:
         """Return the windows set last."""
         return self.items
+
+
+class _Counted:
+    """Sums what batches count, up to the batch that was trained last.
+
+    A pipeline takes batches ahead of training. A run that continues from a checkpoint counts those
+    again, so that checkpoint's numbers leave them out.
+    """
+
+    def __init__(self) -> None:
+        self._sum: Counter[str] = Counter()
+        self._latest: collections.deque[tuple[int, Counter[str]]] = collections.deque()
+
+    def add(self, step: int, counts: Counter[str]) -> None:
+        """Add what the batch `step` of the epoch counts."""
+        if any(counts.values()):
+            self._latest.append((step, counts))
+            if len(self._latest) > _AHEAD:
+                self._sum += self._latest.popleft()[1]
+
+    def end_epoch(self) -> None:
+        """Take all batches so far for trained."""
+        while self._latest:
+            self._sum += self._latest.popleft()[1]
+
+    def total(self, step: int) -> Counter[str]:
+        """Return the sums up to the batch `step` of the epoch, of the latest `_AHEAD`."""
+        return sum((counts for at, counts in self._latest if at <= step), self._sum.copy())

@@ -11,19 +11,26 @@ Shapes: N values, E table rows, B rows, F sparse features, C dense features, K l
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
+import torch
+from torch import Tensor
 
 from embeddings.schema.lifetime import MISSING_ID
 from embeddings.schema.schema import DenseFeature, Label, Schema, SparseFeature
 from trainer.data.columns import RowError, read_lists, to_floats, to_integers
+from trainer.data.files import LogFile, RowInterval
 from trainer.data.hashing import to_rows
+from trainer.data.reader import LogReader
 
 FIRST_DAY, LAST_DAY = 7_305, 47_481  # 1990-01-01 and 2099-12-31, as ingestion allows
 HOURS_OF = {"hour_of_day": 24, "hour_of_week": 168}
 _UNITS_PER_HOUR = {"s": 3_600, "ms": 3_600_000, "us": 3_600_000_000, "ns": 3_600_000_000_000}
 _DAYS_SINCE_MONDAY = 3  # 1970-01-01 was a Thursday
+# Enough for a standard error of 0.4 % of a deviation, and read in a second.
+_MOMENT_ROWS = 65_536
 
 
 def table_rows(
@@ -242,3 +249,46 @@ def _log_quarter(values: np.ndarray) -> np.ndarray:
 
 
 _BUCKETS = {"log_square": _log_square, "log_quarter": _log_quarter}
+
+
+def dense_moments(files: Sequence[LogFile], schema: Schema, num_rows: int = _MOMENT_ROWS) -> Tensor:
+    """Return (2, C) float64: mean and deviation of every dense column after its transform.
+
+    Over the first `num_rows` rows of `files`, nulls left out; NaN for a column without values.
+
+    Raises:
+        ValueError: a number is infinite, or a file cannot be read.
+    """
+    parts = [
+        _matrix_of(schema, rows, interval)
+        for rows, interval in _first_rows(files, schema, num_rows)
+    ]
+    values = torch.from_numpy(np.concatenate(parts)).double()
+    mean = values.nanmean(0)
+    return torch.stack((mean, (values - mean).square().nanmean(0).sqrt()))
+
+
+def _matrix_of(schema: Schema, rows: pa.RecordBatch, interval: RowInterval) -> np.ndarray:
+    try:
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        return dense_matrix(schema.dense, columns, len(rows))
+    except RowError as error:
+        raise ValueError(
+            f"{error.message}, in row group {interval.row_group} of {interval.path}"
+        ) from error
+
+
+def _first_rows(
+    files: Sequence[LogFile], schema: Schema, num_rows: int
+) -> Iterator[tuple[pa.RecordBatch, RowInterval]]:
+    reader = LogReader(schema)
+    for file in files:
+        starts = file.row_group_starts or (0,) * len(file.row_group_rows)
+        for row_group, (start, rows) in enumerate(zip(starts, file.row_group_rows, strict=True)):
+            stop = start + min(rows, num_rows)
+            if stop > start:
+                interval = RowInterval(path=file.path, row_group=row_group, start=start, stop=stop)
+                for records in reader.read(interval):
+                    yield records, interval
+            num_rows -= stop - start
+    reader.close()

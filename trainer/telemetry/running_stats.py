@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Statistics of the latest examples and steps, for the running AUC and loss and for alerts.
+"""Running statistics: of the latest examples, of losses, and of the time spent waiting for input.
 
 Shapes: B examples per rank, K labels.
 """
@@ -7,14 +7,19 @@ Shapes: B examples per rank, K labels.
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from trainer.metrics.auc import binary_auc, rank_keys, sorted_runs
+
+Item = TypeVar("Item")
 
 
 class Window:
@@ -108,3 +113,31 @@ class Losses:
     def restore(self, values: Sequence[float]) -> None:
         """Go on from what `values` has returned."""
         self._sum, self._finite = values
+
+
+class InputTimer:
+    """Seconds spent waiting for input."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time inside the block as waiting."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    def watch(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield the items, counting the time until each arrives as waiting."""
+        with self.waiting():
+            iterator = iter(items)
+        while True:
+            with self.waiting():
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item

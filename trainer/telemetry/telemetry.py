@@ -28,9 +28,8 @@ from torch import Tensor
 from trainer.runtime.json_lines import append, truncate
 from trainer.telemetry.alerts import Alerts
 from trainer.telemetry.console import Console, Mode
-from trainer.telemetry.running_stats import Losses, Window
+from trainer.telemetry.running_stats import InputTimer, Losses, Window
 from trainer.telemetry.summary_lines import evaluation_line
-from trainer.telemetry.timer import InputTimer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from models.fields import DenseExpansion
 from tests.support.logs import SCHEMA, records, write_log
 from trainer.build import standardize
 from trainer.data.files import discover, keep_rows
-from trainer.data.moments import dense_moments
+from trainer.data.transforms import dense_moments
 
 SCHEMA2 = dataclasses.replace(
     SCHEMA,

@@ -13,8 +13,8 @@ import torch
 
 from trainer.runtime.atomic_files import write_json
 from trainer.telemetry.alerts import ADVICE, Alerts
+from trainer.telemetry.running_stats import InputTimer
 from trainer.telemetry.telemetry import StepReport, Telemetry, TelemetryConfig
-from trainer.telemetry.timer import InputTimer
 
 HEALTHY = {
     "step": 1000,
@@ -192,7 +192,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("trainer.telemetry.timer.time", clock)
+    monkeypatch.setattr("trainer.telemetry.running_stats.time", clock)
     monkeypatch.setattr("trainer.telemetry.telemetry.time", clock)
     monkeypatch.setattr("trainer.telemetry.console.time", clock)
     return clock
