@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "") -> int:
         if Path(options.recipe).suffix not in (".yaml", ".yml", ".json"):
             check_command(options.recipe, overrides)
         from embeddings.sharding.plans import describe_plan
-        from trainer.config.config import apply_overrides
+        from trainer.config.command_line import apply_overrides
 
         config = apply_overrides(read_config(options.recipe), overrides)
         memory = {

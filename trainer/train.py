@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return show_settings(arguments)
         recipe, output, overrides = parse(arguments)
         check_command(recipe, overrides)
-        from trainer.config.config import apply_overrides
+        from trainer.config.command_line import apply_overrides
         from trainer.recipes.load import load_recipe
 
         base = load_recipe(recipe)
@@ -121,7 +121,7 @@ def show_settings(arguments: Sequence[str]) -> int:
         ValueError: there is no such recipe or section.
     """
     check_command(arguments[0], ())
-    from trainer.config.config import apply_overrides
+    from trainer.config.command_line import apply_overrides
     from trainer.config.overrides import describe_section, describe_sections
     from trainer.recipes.load import load_recipe
 

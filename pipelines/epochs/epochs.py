@@ -216,7 +216,7 @@ def build(options: argparse.Namespace) -> Pipeline:
     Raises:
         ValueError: an option, the recipe or a setting is wrong.
     """
-    from trainer.config.config import apply_overrides
+    from trainer.config.command_line import apply_overrides
     from trainer.data.files import days_of
     from trainer.recipes.load import load_recipe
 

@@ -165,7 +165,7 @@ def build(options: argparse.Namespace) -> Pipeline:
         ValueError: an option, the recipe or a setting is wrong.
         NotReadyError: the date, or a day before it, is not ready; or no day is new.
     """
-    from trainer.config.config import apply_overrides
+    from trainer.config.command_line import apply_overrides
     from trainer.recipes.load import load_recipe
 
     config = apply_overrides(load_recipe(options.recipe), options.overrides)

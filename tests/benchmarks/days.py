@@ -32,7 +32,8 @@ from embeddings.dynamic.idmap import TOTALS
 from embeddings.stats import Hits
 from tests.benchmarks.timing import single_threaded
 from trainer.build import build_training, open_loader
-from trainer.config.config import TrainConfig, apply_overrides
+from trainer.config.command_line import apply_overrides
+from trainer.config.config import TrainConfig
 from trainer.data.files import days_of, discover
 from trainer.evaluation.evaluate import evaluate
 from trainer.recipes.load import load_recipe

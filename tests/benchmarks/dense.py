@@ -32,7 +32,8 @@ from models.batch import Batch
 from trainer.build import build_training, open_loader
 from trainer.checkpoint.dcp import flatten
 from trainer.checkpoint.state import fused_tensors
-from trainer.config.config import TrainConfig, apply_overrides
+from trainer.config.command_line import apply_overrides
+from trainer.config.config import TrainConfig
 from trainer.distributed.deepspeed_zero import ZeroConfig
 from trainer.distributed.parallelize import ParallelConfig
 from trainer.recipes.load import load_recipe

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.timing import Line, Times
-from trainer.config.config import TrainConfig, apply_overrides
+from trainer.config.command_line import apply_overrides
+from trainer.config.config import TrainConfig
 from trainer.recipes.load import load_recipe
 from trainer.runtime.runtime import Runtime, start
 from trainer.trainer import Trainer

@@ -26,7 +26,8 @@ import torch
 from numpy.typing import NDArray
 
 from embeddings.schema.schema import Schema
-from trainer.config.config import TrainConfig, apply_overrides
+from trainer.config.command_line import apply_overrides
+from trainer.config.config import TrainConfig
 from trainer.config.fit_to_log import choose_split
 from trainer.data.columns import kind_of, read_lists, to_floats, to_integers
 from trainer.data.files import LogFile, discover, keep_rows

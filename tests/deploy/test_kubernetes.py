@@ -15,7 +15,7 @@ import yaml
 from deploy.components import nightly, train
 from pipelines.run import _parser as pipelines_parser
 from tests.support.manifests import check, templates
-from trainer.config.config import apply_overrides
+from trainer.config.command_line import apply_overrides
 from trainer.recipes.load import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,7 @@ import pytest
 
 from pipelines.deliveries import _parser as deliveries_parser
 from pipelines.run import _parser as run_parser
-from trainer.config.config import apply_overrides
+from trainer.config.command_line import apply_overrides
 from trainer.recipes.load import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]

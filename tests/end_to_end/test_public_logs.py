@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import runs
-from trainer.config.config import apply_overrides
+from trainer.config.command_line import apply_overrides
 from trainer.recipes.load import load_recipe
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"

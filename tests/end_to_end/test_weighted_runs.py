@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from embeddings.schema.lifetime import DynamicConfig
 from embeddings.schema.schema import Label, Schema, SparseFeature, Table
 from tests.support import runs
-from trainer.config.config import apply_overrides
+from trainer.config.command_line import apply_overrides
 from trainer.config.fit_to_log import fit_recipe
 from trainer.data.collate import empty_batch, pad_batch, to_batch
 from trainer.data.columns import RowError

@@ -17,7 +17,8 @@ from pipelines.synthetic.click_model import ClickConfig
 from trainer.checkpoint import dcp
 from trainer.checkpoint.dcp_files import Reader
 from trainer.checkpoint.layout import complete
-from trainer.config.config import TrainConfig, apply_overrides
+from trainer.config.command_line import apply_overrides
+from trainer.config.config import TrainConfig
 from trainer.evaluation.evaluate import evaluate_checkpoint
 from trainer.recipes.load import load_recipe
 from trainer.runtime.runtime import Runtime

@@ -19,7 +19,8 @@ from tests.support import s3
 from trainer.checkpoint import dcp
 from trainer.checkpoint.ownership import OWNER, RUN, take
 from trainer.checkpoint.storage import address, locate
-from trainer.config.config import TrainConfig, apply_overrides, to_dict
+from trainer.config.command_line import apply_overrides
+from trainer.config.config import TrainConfig, to_dict
 from trainer.recipes.load import load_recipe
 from trainer.run_dir import CONFIG, RECIPE_CHANGES, checkpoints_of, claim, note_changes
 from trainer.runtime.runtime import Runtime
@@ -29,7 +30,7 @@ RECIPE = "dlrm.demo"
 OTHER = f"""
 import sys
 from pathlib import Path
-from trainer.config.config import apply_overrides
+from trainer.config.command_line import apply_overrides
 from trainer.recipes.load import load_recipe
 from trainer.run_dir import _claim
 

@@ -7,13 +7,9 @@ once, here. World size is not a setting: it comes from the launcher.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import io
 import json
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,13 +18,11 @@ import tyro
 
 from embeddings.optimizer import SparseOptimizerConfig
 from embeddings.schema.plain import from_plain, suggest
-from embeddings.schema.schema import Schema, load_schema
+from embeddings.schema.schema import Schema
 from models.fields import ProjectionConfig
 from models.ranking import ModelConfig
 from models.tower import StreamTowerConfig, find_tower, type_name
 from trainer.checkpoint.schedule import CheckpointConfig
-from trainer.config.fit_to_log import fit_recipe
-from trainer.config.overrides import check_words, last_value, setting_kinds, without_replaced
 from trainer.data.loader import LoaderConfig
 from trainer.data.splits import parse_days, parse_rows
 from trainer.distributed.optimizer import DenseOptimizerConfig
@@ -36,7 +30,6 @@ from trainer.distributed.parallelize import ParallelConfig
 from trainer.distributed.precision import PrecisionConfig
 from trainer.runtime.atomic_files import write_json
 from trainer.runtime.credentials import without_credentials_in
-from trainer.runtime.program import program
 from trainer.runtime.runtime import RuntimeConfig
 from trainer.telemetry.exporter import ExportConfig
 from trainer.telemetry.telemetry import TelemetryConfig
@@ -163,54 +156,6 @@ class TrainConfig:
     def has_warmup(self) -> bool:
         """Whether the tower trains the first steps of a run in a simpler form."""
         return getattr(self.model.tower, "warmup", 0.0) > 0
-
-
-def apply_overrides(config: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
-    """Return `config` with overrides such as --data.path X or --dense.learning-rate 0.01 applied.
-
-    Raises:
-        ValueError: an unknown setting or a value of the wrong type; the message proposes the
-            closest setting.
-    """
-    if list(arguments) != ["--help"]:
-        check_words(setting_kinds(config), arguments)
-    # First, because the other settings may name its tables and fields.
-    path = last_value(arguments, "--data.schema")
-    if path:
-        config = fit_recipe(config, load_schema(path))
-    errors = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors):
-            config = tyro.cli(
-                tyro.conf.AvoidSubcommands[TrainConfig],
-                default=without_replaced(config, arguments),
-                args=list(arguments),
-                prog=f"{program('trainer.train')} RECIPE",
-                console_outputs=True,
-            )
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise ValueError(_refusal(stop, errors.getvalue())) from None
-    if config.data.schema and config.data.schema != path:  # the recipe's own
-        config = fit_recipe(config, load_schema(config.data.schema))
-    return config
-
-
-def _refusal(stop: BaseException, printed: str) -> str:
-    """Return why a section refused its values: its own words, or what tyro printed."""
-    reason: BaseException | None = stop
-    section = ""
-    while reason is not None:
-        if type(reason) is ValueError:
-            message = str(reason)
-            parts = "|".join(map(re.escape, section.split(".")))
-            named = not section or re.match(rf"({parts})[.:]", message)
-            return message if named else f"{section}.{message}"
-        if len(reason.args) == 2 and isinstance(reason.args[1], str):
-            section = reason.args[1]  # of tyro's error, around that of the section
-        reason = reason.__cause__ or reason.__context__
-    return "settings: " + " ".join(re.sub(r"[─│╭╮╰╯]+", " ", printed).split())
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:

@@ -12,16 +12,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embeddings.schema.schema import Schema
 from models.tower import StreamTowerConfig
+from trainer.config.config import DataConfig, TrainConfig
 from trainer.data.files import days_of
 from trainer.data.splits import parse_days, parse_rows
 from trainer.runtime.atomic_files import read_json
-
-if TYPE_CHECKING:  # which imports this module
-    from trainer.config.config import DataConfig, TrainConfig
 
 _CHOICES = ("train_days", "test_days", "train_rows", "test_rows")
 _TEST_SHARE = 0.2

@@ -11,7 +11,8 @@ from pipelines import run, study
 from pipelines.epochs import epochs, holdout
 from pipelines.orchestration.launch import LaunchConfig
 from pipelines.orchestration.stage import StageError
-from trainer.config.config import DataConfig, apply_overrides
+from trainer.config.command_line import apply_overrides
+from trainer.config.config import DataConfig
 from trainer.recipes.load import load_recipe
 
 DAYS = [f"2026-01-0{day}" for day in range(1, 5)]

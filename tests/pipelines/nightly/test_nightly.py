@@ -18,7 +18,7 @@ from pipelines.orchestration.lock import Lock
 from pipelines.synthesize import SynthesisConfig, synthesize
 from pipelines.synthetic.click_model import ClickConfig
 from tests.support import runs
-from trainer.config.config import apply_overrides
+from trainer.config.command_line import apply_overrides
 from trainer.recipes.load import load_recipe
 from trainer.warm_start.policies import resolve_local
 

@@ -17,7 +17,7 @@ from pipelines.schema_proposal.proposal import propose
 from pipelines.schema_proposal.roles import Choices
 from pipelines.schema_proposal.sampling import read_sample
 from tests.support import runs
-from trainer.config.config import apply_overrides
+from trainer.config.command_line import apply_overrides
 from trainer.config.fit_to_log import choose_split
 from trainer.data.files import discover
 from trainer.recipes.load import load_recipe

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from models.ranking import RankingModel
-from trainer.config.config import apply_overrides, config_from_dict, fingerprint, to_dict
+from trainer.config.command_line import apply_overrides
+from trainer.config.config import config_from_dict, fingerprint, to_dict
 from trainer.config.overrides import setting_names
 from trainer.data.splits import parse_days, parse_rows
 from trainer.recipes.load import load_recipe, recipes

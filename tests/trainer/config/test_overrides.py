@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from trainer import train
-from trainer.config.config import apply_overrides
+from trainer.config.command_line import apply_overrides
 from trainer.config.overrides import check_words, describe_settings, setting_kinds, setting_names
 from trainer.recipes.load import load_recipe, recipes
 

@@ -22,7 +22,8 @@ from tests.support import runs
 from tests.support.processes import Processes
 from tests.support.streams import stream_of
 from trainer.build import build_training, open_loader
-from trainer.config.config import TrainConfig, apply_overrides
+from trainer.config.command_line import apply_overrides
+from trainer.config.config import TrainConfig
 from trainer.distributed import compile as compiled
 from trainer.distributed.deepspeed_zero import ZeroConfig
 from trainer.distributed.parallelize import ParallelConfig

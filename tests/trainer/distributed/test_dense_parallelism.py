@@ -24,7 +24,8 @@ from trainer.build import Training, build_training, open_loader
 from trainer.checkpoint import dcp
 from trainer.checkpoint.dcp import flatten
 from trainer.checkpoint.state import TrainState, fused_tensors
-from trainer.config.config import TrainConfig, apply_overrides
+from trainer.config.command_line import apply_overrides
+from trainer.config.config import TrainConfig
 from trainer.distributed.deepspeed_zero import ZeroConfig
 from trainer.distributed.parallelize import ParallelConfig
 from trainer.distributed.precision import PrecisionConfig

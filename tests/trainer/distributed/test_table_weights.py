@@ -16,7 +16,7 @@ from embeddings.sharding.sharding import ShardingConfig
 from tests.support import runs
 from tests.support.processes import Processes
 from tests.support.training import Recipe, train, whole_tables
-from trainer.config.config import apply_overrides
+from trainer.config.command_line import apply_overrides
 from trainer.plan import plan_config
 from trainer.recipes.load import load_recipe
 from trainer.runtime.memory import table_bytes

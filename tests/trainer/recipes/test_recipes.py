@@ -18,7 +18,7 @@ from models.ranking import RankingModel
 from pipelines import demo
 from tests.support import runs
 from tests.support.settings import changed
-from trainer.config.config import apply_overrides
+from trainer.config.command_line import apply_overrides
 from trainer.recipes import datasets, towers
 from trainer.recipes.datasets import DATASETS
 from trainer.recipes.load import load_recipe, recipes
