@@ -42,6 +42,8 @@ from pipelines.reporting.uncertainty import (
     phases,
 )
 from trainer.metrics.spec import METRICS
+from trainer.metrics.validity import ADVICE as DOUBTS
+from trainer.metrics.validity import all_doubts
 from trainer.runtime.atomic_files import write_text
 from trainer.runtime.printable import printable
 from trainer.runtime.program import program
@@ -233,7 +235,7 @@ def _epochs(runs: Sequence[Run]) -> dict[str, Any] | None:
 
 
 def _alerts(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return (run, text) of every alert, and of predictions that were not finite."""
+    """Return (run, text) of every alert, doubt, and of predictions that were not finite."""
     found: list[tuple[str, str]] = []
     for run in runs:
         steps: dict[str, list[int]] = {}
@@ -245,7 +247,12 @@ def _alerts(runs: Sequence[Run]) -> list[tuple[str, str]]:
             steps.setdefault(name, [])
         for name, where in steps.items():
             text = f" at {len(where)} points, steps {where[0]:,} to {where[-1]:,}" if where else ""
-            found.append((run.name, f"{name.replace('_', ' ')}{text}"))
+            if name not in DOUBTS:
+                found.append((run.name, f"{name.replace('_', ' ')}{text}"))
+        # Judged here, too: what an older version or another program has written is as doubtful.
+        doubtful = all_doubts(run.metrics, run.evaluation)
+        for name, text in doubtful.items():
+            found.append((run.name, f"{name.replace('_', ' ')}: {text}. {DOUBTS[name]}"))
         broken = run.metrics.get("nonfinite_predictions")
         if is_number(broken) and broken:
             found.append((run.name, f"{broken:,.0f} predictions of the evaluation were not finite"))

@@ -43,6 +43,7 @@ from trainer.evaluation.evaluate import (
 )
 from trainer.evaluation.slices import SliceCodes
 from trainer.metrics.metrics import communication_device
+from trainer.metrics.validity import all_doubts
 from trainer.recipes.load import TOWER_HELP, import_tower
 from trainer.runtime.atomic_files import json_ready
 from trainer.runtime.exit_codes import exit_code
@@ -198,7 +199,14 @@ def compare(
     checked.check(rows.data, labels[0][0])
     found = comparison.finish()
     pairs = zip(metrics, found["models"], strict=True)
-    found["models"] = [one | {"intervals": own["intervals"]} for one, own in pairs]
+    found["models"] = [
+        one
+        | {
+            "intervals": own["intervals"],
+            "alerts": all_doubts(one, {"intervals": own["intervals"]}),
+        }
+        for one, own in pairs
+    ]
     return found
 
 
@@ -239,6 +247,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if runtime.is_first:
             print(json.dumps(json_ready(found)), flush=True)
             lines = compared_lines(options.models, found)
+            for path, model in zip(options.models, found["models"], strict=True):
+                lines += [f"ALERT {name}: {path}: {text}" for name, text in model["alerts"].items()]
             print(*lines, sep="\n", file=sys.stderr, flush=True)
         runtime.stop()
 

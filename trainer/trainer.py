@@ -55,6 +55,7 @@ from trainer.runtime.runtime import RunError, Runtime
 from trainer.runtime.signals import Stopped, StopSignals
 from trainer.runtime.watchdog import Watchdog
 from trainer.telemetry.alerts import LabelWeights
+from trainer.telemetry.leaks import LeakWatch
 from trainer.telemetry.monitor import RunInfo, Sources, watch
 from trainer.telemetry.table_stats import TableStats
 from trainer.telemetry.telemetry import StepReport
@@ -101,6 +102,7 @@ class Trainer:
         self.undefined_metrics: list[str] = []
         self.progress = Progress()
         self.label_weights = LabelWeights(config.schema.labels, runtime.group)
+        self.leaks = LeakWatch(config.schema, runtime.is_first)
         self.table_stats = TableStats(self.parallel, runtime, config.telemetry.interval_steps)
         self.state = self._collect_state()
         # Where it begins: at its own checkpoint, with what it inherits, or with nothing.
@@ -178,7 +180,7 @@ class Trainer:
         loader.set_epoch(progress.epoch)
         progress.begin_epoch(loader.step)
         end = min(progress.epoch_start + len(loader), self.end_step)
-        batches = self.table_stats.watch(timer.watch(iter(loader)))
+        batches = self.table_stats.watch(self.leaks.watch(timer.watch(iter(loader))))
         batches = itertools.islice(batches, end - progress.step)
         progress.start_clock(timer.seconds)
         self.label_weights.begin_epoch(progress.step)
@@ -188,7 +190,7 @@ class Trainer:
                 if progress.step % self.config.telemetry.interval_steps == 0 or (
                     progress.step == end
                 ):
-                    self._end_interval()
+                    self._end_interval(last=progress.step == end)
                 if self.stopping and progress.step < self.end_step:
                     self._stop()
                 if progress.step < self.end_step and self.checkpoints.due(
@@ -213,7 +215,7 @@ class Trainer:
         rows = progress.add_step(taken, self.train_loader.num_rows)
         self.stopping = self.precision.stop.decided(latest=progress.step == self.end_step)
         self.watchdog.beat(f"training step {progress.step + 1:,}")
-        self.label_weights.add(predictions.weights)
+        self.label_weights.add(predictions.weights, predictions.labels)
         self.telemetry.update(
             StepReport(
                 step=progress.step,
@@ -230,12 +232,13 @@ class Trainer:
             )
         )
 
-    def _end_interval(self) -> None:
-        """Report what concerns all ranks: attention kernels and alerts."""
+    def _end_interval(self, last: bool) -> None:
+        """Report what concerns all ranks: attention kernels and alerts; `last` of the epoch."""
         for line in kernels.news():
             self.telemetry.say(f"attention by {line}")
         step = self.progress.step
-        for message in self.label_weights.interval(step) + self.table_stats.interval(step):
+        messages = self.label_weights.interval(step, last) + self.table_stats.interval(step)
+        for message in messages + self.leaks.report(step, last):
             self.telemetry.say(message, loud=True)
 
     def _evaluate(self, keep: bool, details: Details | None = None) -> dict[str, Any]:
@@ -262,7 +265,7 @@ class Trainer:
         with self.precision.autocast(), uncompiled(self.config.parallel.compile):
             ranks = diagnose_model(self.parallel, watched, model)
         self.watchdog.beat(f"evaluated after step {step:,}")
-        self.telemetry.evaluation(step, metrics, ranks)
+        self.telemetry.evaluation(step, metrics, ranks, details.values if details else None)
         reasons = undefined(metrics, [label.name for label in self.config.schema.labels])
         for line in reasons if reasons != self.undefined_metrics else ():
             self.telemetry.say(line)
@@ -300,7 +303,7 @@ class Trainer:
     def _run_metrics(self) -> dict[str, Any]:
         """Return what metrics.json holds of the run rather than of its model. Collective."""
         progress, seconds = self.progress, self.progress.train_seconds
-        alerts = self.telemetry.alerts, self.label_weights.first_steps, self.table_stats.first_steps
+        watches = (self.label_weights, self.table_stats, self.leaks)
         return {
             "rows_per_second": progress.rows / seconds if seconds else None,
             "input_wait": progress.wait_seconds / seconds if seconds else None,
@@ -317,7 +320,7 @@ class Trainer:
             "compiled_graphs": num_graphs() if self.config.parallel.compile else 0,
             "out_of_range": self.state.out_of_range(),
             **self.table_stats.counts,
-            "alerts": sorted(set().union(*alerts)),
+            "alerts": sorted({*self.telemetry.alerts}.union(*(one.first_steps for one in watches))),
         }
 
     # What __init__ is made of.
@@ -393,6 +396,7 @@ class Trainer:
             pipeline=self.pipeline,
             table_stats=self.table_stats,
             label_weights=self.label_weights,
+            leaks=self.leaks,
             saver=self.saver,
         )
         watch(sources, info, config.export, self.runtime)

@@ -33,6 +33,7 @@ from trainer.distributed.train_pipeline import Pipeline
 from trainer.evaluation.slices import Slices
 from trainer.metrics.details import Details
 from trainer.metrics.metrics import Metrics, undefined
+from trainer.metrics.validity import ADVICE, all_doubts
 from trainer.runtime.memory import check_tables
 from trainer.runtime.runtime import Runtime
 
@@ -250,4 +251,9 @@ def evaluate_checkpoint(
     if runtime.is_first:
         for line in undefined(metrics, labels):
             print(f"note: {line}", file=sys.stderr, flush=True)
+    doubtful = all_doubts(metrics, found)
+    if runtime.is_first:
+        for name, text in doubtful.items():
+            print(f"ALERT {name}: {text}. {ADVICE[name]}", file=sys.stderr, flush=True)
+    found["alerts"] = sorted(doubtful)
     return {**metrics, **found, "world_size": runtime.world_size, "step": opened.step}

@@ -20,6 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from embeddings.schema.schema import Label
+from trainer.metrics import validity
+from trainer.telemetry import leaks
 
 # Predictions that spread less than this share of the labels' standard deviation are one value.
 _SPREAD = 1e-3
@@ -27,10 +29,19 @@ _AUC_BAND = 0.01
 # Odds so many times off, with every prediction on the same side of the labels' mean.
 _ODDS = 3.0
 _INPUT_WAIT = 0.5
+# Rows of one value of a label that are no chance: at 0.1 % clicks, one log in 22,000 has none.
+_CONSTANT_ROWS = 10_000
 # Of the ids that were to get a row in an interval; of all occurrences of ids in it.
 _FAILED, _PUSHED_OUT = 0.01, 0.1
 
 ADVICE = {
+    **validity.ADVICE,
+    "feature_is_label": leaks.ADVICE,
+    "constant_label": (
+        "The model learns to predict that value for everyone. Likely causes: the join of the "
+        "clicks had not run; a label column of another meaning. Way out: look at the label means "
+        "of the training days; ingest them again."
+    ),
     "nonfinite_loss": (
         "Likely causes: a learning rate that is too high; a dense feature with huge values; fp16 "
         "without loss scaling. Way out: resume from the last checkpoint with half the learning "
@@ -78,13 +89,15 @@ class Alerts:
 
     after_steps: steps of warm-up without alerts (a loss that is not finite raises one at once).
     intervals: points in a row that make a stuck AUC or a slow input.
-    Attributes: active (names true of the latest point), first_steps (step by name).
+    Attributes: active (names true of the latest point), doubtful (names true of the latest
+    evaluation), first_steps (step by name).
     """
 
     def __init__(self, after_steps: int, intervals: int) -> None:
         self.after_steps = after_steps
         self.intervals = intervals
         self.active: set[str] = set()
+        self.doubtful: set[str] = set()
         self.first_steps: dict[str, int] = {}
         self._stuck = 0
         self._starved = 0
@@ -107,10 +120,28 @@ class Alerts:
             self.first_steps.setdefault(name, int(record["step"]))
         return new
 
+    def evaluated(self, step: int, found: Mapping[str, str]) -> dict[str, str]:
+        """Take the doubts about an evaluation; return name -> message of those that are new.
+
+        Args:
+            step: Finished steps.
+            found: As `trainer.metrics.validity.all_doubts` returns them.
+        """
+        new = {
+            name: f"{text}. {ADVICE[name]}"
+            for name, text in found.items()
+            if name not in self.doubtful
+        }
+        self.doubtful = set(found)
+        for name in new:
+            self.first_steps.setdefault(name, step)
+        return new
+
     def state_dict(self) -> dict[str, Any]:
         """Return what is active and what may become active soon, as plain data."""
         return {
             "active": sorted(self.active),
+            "doubtful": sorted(self.doubtful),
             "first_steps": self.first_steps,
             "stuck": self._stuck,
             "starved": self._starved,
@@ -119,6 +150,7 @@ class Alerts:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`."""
         self.active, self.first_steps = set(state["active"]), dict(state["first_steps"])
+        self.doubtful = set(state["doubtful"])
         self._stuck, self._starved = state["stuck"], state["starved"]
 
     def _lasting(self, record: Mapping[str, float]) -> dict[str, str]:
@@ -192,9 +224,11 @@ def _logit(probability: float) -> float:
 
 
 class LabelWeights:
-    """Watches that examples count: the weights of each label over all ranks.
+    """Watches over all ranks that examples count, and that a label has both values.
 
-    labels: K, of the schema. group: all ranks.
+    Args:
+        labels: K, of the schema.
+        group: All ranks.
     """
 
     def __init__(self, labels: Sequence[Label], group: dist.ProcessGroup) -> None:
@@ -202,14 +236,16 @@ class LabelWeights:
         self.first_steps: dict[str, int] = {}
         self._group = group
         self._active: set[str] = set()
+        self._constant: set[str] = set()
         self._local: Tensor | None = None
         self._resumed = False
         self.begin_epoch(0)
 
     @property
-    def active(self) -> bool:
-        """Whether a label had no weight at all in the latest interval."""
-        return bool(self._active)
+    def active(self) -> set[str]:
+        """The names of the alerts: of the latest interval, and of the epoch so far."""
+        names = (("no_weight", self._active), ("constant_label", self._constant))
+        return {name for name, labels in names if labels}
 
     def begin_epoch(self, step: int) -> None:
         """Begin an epoch after `step` finished steps, or go on in the one that was resumed."""
@@ -217,17 +253,24 @@ class LabelWeights:
             self._resumed = False
             return
         self._epoch_start = self._interval_start = step
-        self._epoch = torch.zeros(len(self.labels), dtype=torch.float64)
+        self._epoch = torch.zeros(3, len(self.labels), dtype=torch.float64)
 
-    def add(self, weights: Tensor) -> None:
-        """Add a step's weights (B, K), without waiting for the device."""
-        local = weights.detach().sum(0, dtype=torch.float64)
+    def add(self, weights: Tensor, labels: Tensor) -> None:
+        """Add a step's weights and labels, (B, K) each, without waiting for the device."""
+        weights, labels = weights.detach(), labels.detach()
+        # (3, K): weight, weight of the label's ones, rows that count.
+        sums = [weights, weights * labels, weights > 0]
+        local = torch.stack([one.sum(0, dtype=torch.float64) for one in sums])
         self._local = local if self._local is None else self._local + local
 
-    def interval(self, step: int) -> list[str]:
+    def interval(self, step: int, last: bool = False) -> list[str]:
         """End an interval with `step`; return the alerts that begin with it. Collective.
 
         Raises nothing: a label that is absent for some hours may come back.
+
+        Args:
+            step: Finished steps.
+            last: Whether the epoch ends with it, so that few rows are all there are.
         """
         if self._local is None:
             return []
@@ -235,7 +278,8 @@ class LabelWeights:
         dist.all_reduce(total, group=self._group)
         total = total.cpu()
         self._epoch += total
-        empty = [label for label, sum_ in zip(self.labels, total.tolist(), strict=True) if not sum_]
+        found = zip(self.labels, total[0].tolist(), strict=True)
+        empty = [label for label, sum_ in found if not sum_]
         new = [label for label in empty if label.name not in self._active]
         self._active = {label.name for label in empty}
         first, self._interval_start = self._interval_start + 1, step
@@ -245,7 +289,23 @@ class LabelWeights:
             f"ALERT no_weight at step {step:,}: {_without_weight(label, first, step)}. "
             f"{ADVICE['no_weight']}"
             for label in new
-        ]
+        ] + self._constant_labels(step, last)
+
+    def _constant_labels(self, step: int, last: bool) -> list[str]:
+        """Return the alerts on labels that have had one value since the epoch began."""
+        constant: dict[str, str] = {}
+        for label, (weight, ones, rows) in zip(self.labels, self._epoch.T.tolist(), strict=True):
+            if weight and ones in (0.0, weight) and (rows >= _CONSTANT_ROWS or last):
+                constant[label.name] = (
+                    f"label {label.name!r} is {ones / weight:.0f} in all {rows:,.0f} rows of steps "
+                    f"{self._epoch_start + 1:,} to {step:,}"
+                )
+        new = [text for name, text in constant.items() if name not in self._constant]
+        self._constant = set(constant)
+        if new:
+            self.first_steps.setdefault("constant_label", step)
+        advice = ADVICE["constant_label"]
+        return [f"ALERT constant_label at step {step:,}: {text}. {advice}" for text in new]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch so far as plain data, the same on all ranks. Collective."""
@@ -256,6 +316,7 @@ class LabelWeights:
             "interval_start": self._interval_start,
             "epoch": (self._epoch + total.cpu()).tolist(),
             "active": sorted(self._active),
+            "constant": sorted(self._constant),
             "first_steps": self.first_steps,
         }
 
@@ -264,6 +325,7 @@ class LabelWeights:
         self._epoch_start, self._interval_start = state["epoch_start"], state["interval_start"]
         self._epoch = torch.tensor(state["epoch"], dtype=torch.float64)
         self._active, self.first_steps = set(state["active"]), dict(state["first_steps"])
+        self._constant = set(state["constant"])
         self._resumed = True
 
     def check_epoch(self, step: int) -> None:
@@ -272,7 +334,7 @@ class LabelWeights:
         Raises:
             ValueError: no example had any weight, so that nothing was learnt.
         """
-        if step > self._epoch_start and not self._epoch.any():
+        if step > self._epoch_start and not self._epoch[0].any():
             parts = [_without_weight(label, self._epoch_start + 1, step) for label in self.labels]
             raise ValueError(f"{'; '.join(parts)}. {ADVICE['no_weight']}")
 

@@ -23,9 +23,11 @@ from trainer.checkpoint.saver import Saver
 from trainer.distributed.optimizer import learning_rates
 from trainer.distributed.train_pipeline import Pipeline
 from trainer.metrics.spec import METRICS
+from trainer.metrics.validity import ADVICE as DOUBTS
 from trainer.runtime.runtime import Runtime
 from trainer.telemetry.alerts import ADVICE, LabelWeights
 from trainer.telemetry.exporter import ExportConfig, Exporter
+from trainer.telemetry.leaks import LeakWatch
 from trainer.telemetry.node import Listener, Node, Sender, meet
 from trainer.telemetry.series import Values
 from trainer.telemetry.table_stats import TableStats
@@ -93,7 +95,8 @@ class Sources:
         telemetry: the time that is spent waiting for input.
         pipeline: the parts of sampled steps, and the model in it.
         table_stats: what tables are used for.
-        label_weights: labels without any weight.
+        label_weights: labels without any weight, or of one value.
+        leaks: features that are the label.
         saver: checkpoints.
     """
 
@@ -101,6 +104,7 @@ class Sources:
     pipeline: Pipeline
     table_stats: TableStats
     label_weights: LabelWeights
+    leaks: LeakWatch
     saver: Saver
 
 
@@ -201,8 +205,8 @@ class Monitor:
                 values.set("step_ids", record[name], stage)
         values.set("steps_skipped_total", record["skipped"] - self._skipped)
         values.add("steps_nonfinite_total", record["nonfinite_steps"])
-        active = {*record["alerts"], *(("no_weight",) if sources.label_weights.active else ())}
-        for name in ADVICE:
+        active = {*record["alerts"], *sources.label_weights.active, *sources.leaks.first_steps}
+        for name in ADVICE.keys() - DOUBTS.keys():
             values.set("alert_active", name in active, name)
         values.set("pipelined_modules", sources.pipeline.num_pipelined)
         if values.get("sharded_modules") is None:
@@ -225,6 +229,8 @@ class Monitor:
         for name, metric in METRICS.items():
             if name in metrics:
                 values.set(metric.prometheus, metrics[name])
+        for name in DOUBTS:
+            values.set("alert_active", name in metrics.get("alerts", ()), name)
         for record in ranks:
             place = str(record["layer"]), record["module"], record["path"]
             for name, series in (("erank", "effective_rank"), ("ferank", "effective_rank_ratio")):

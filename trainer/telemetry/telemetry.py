@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from trainer.metrics.validity import all_doubts
 from trainer.runtime.json_lines import append, truncate
 from trainer.telemetry.alerts import Alerts
 from trainer.telemetry.console import Console, Mode
@@ -119,7 +120,10 @@ class Telemetry:
         self.total_steps = total_steps
         self.timer = InputTimer()
         self.speaks = rank == 0
-        self._alerts = Alerts(config.alert_after_steps, config.alert_intervals)
+        # A run that ends before the warm-up is over is watched in its second half.
+        half = config.alert_after_steps if total_steps is None else total_steps // 2
+        after = min(config.alert_after_steps, half)
+        self._alerts = Alerts(after, config.alert_intervals)
         self._window = Window(config.window_examples)
         self._losses = Losses()
         self._last: StepReport | None = None
@@ -186,11 +190,19 @@ class Telemetry:
         step: int,
         metrics: Mapping[str, Any],
         ranks: Sequence[Mapping[str, Any]] = (),
+        details: Mapping[str, Any] | None = None,
     ) -> None:
-        """Append an evaluation to DIR/evaluations.jsonl and say its main numbers.
+        """Append an evaluation to DIR/evaluations.jsonl; print its main numbers and its doubts.
 
-        ranks: records of what was diagnosed beside it, for the listeners.
+        Args:
+            step: Finished steps.
+            metrics: Of the evaluation.
+            ranks: Records of what was diagnosed beside it, for the listeners.
+            details: What `Details` has found beside it.
         """
+        found = all_doubts(metrics, details or {})
+        new = self._alerts.evaluated(step, found)
+        metrics = {**metrics, "alerts": sorted(found)}
         for listener in self.listeners:
             listener.evaluation(step, metrics, ranks)
         if not self.speaks:
@@ -200,6 +212,8 @@ class Telemetry:
         append(self.output_dir / "evaluations.jsonl", {"step": step, **metrics})
         rows = f"{metrics.get('rows', 0):,.0f} rows"
         self.say(f"evaluation at step {step:,}: {evaluation_line(metrics)} over {rows}")
+        for name, message in new.items():
+            self.say(f"ALERT {name} at step {step:,}: {message}", loud=True)
 
     def say(self, text: str, loud: bool = False) -> None:
         """Print a line on rank 0's stderr, above the progress bar; if quiet, only if `loud`."""

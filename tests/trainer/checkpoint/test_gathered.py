@@ -64,16 +64,16 @@ def test_an_epoch_that_is_resumed_where_nothing_counts_any_more_has_still_counte
         labels = [Label(name="click")]
         first = LabelWeights(labels, dist.group.WORLD)
         first.begin_epoch(0)
-        first.add(torch.ones(4, 1))
+        first.add(torch.ones(4, 1), torch.eye(4)[:, :1])
         state = json.loads(json.dumps(first.state_dict()))
         second = LabelWeights(labels, dist.group.WORLD)
         second.load_state_dict(state)
         second.begin_epoch(1)
-        second.add(torch.zeros(4, 1))
+        second.add(torch.zeros(4, 1), torch.zeros(4, 1))
         assert len(second.interval(2)) == 1
         second.check_epoch(2)
         second.begin_epoch(2)
-        second.add(torch.zeros(4, 1))
+        second.add(torch.zeros(4, 1), torch.zeros(4, 1))
         second.interval(3)
         with pytest.raises(ValueError, match="steps 3 to 3 has weight 0"):
             second.check_epoch(3)

@@ -45,9 +45,14 @@ def sliced(runtime, checkpoint, data):
 
 
 def predictions(runtime, checkpoint, data):
-    """What the comparison keeps of all rows, in the order of the files."""
-    answers = compare.predict(checkpoint, str(data), (":".join(runs.DAYS), ""), runtime, SLICES)
-    return answers, compare.report([answers, answers], 4)
+    """The model's rows in the order of the files, and what it is against itself."""
+    rows = compare.Rows(
+        str(data), (":".join(runs.DAYS), ""), compare.read_config(checkpoint)[0].loader
+    )
+    batches = []
+    compare.Model(checkpoint, rows, runtime).predict(lambda batch, _: batches.append(batch))
+    columns = [np.concatenate([one.numpy() for one in part]) for part in zip(*batches, strict=True)]
+    return columns, compare.compare([checkpoint, checkpoint], rows, runtime, SLICES, 4)
 
 
 @pytest.mark.dist
@@ -61,8 +66,14 @@ def test_slices_hold_the_rows_and_metrics_of_their_values(logs, processes, tmp_p
     (checkpoint,) = complete(tmp_path / "run" / "checkpoints")
     first, second = processes.run(sliced, checkpoint, logs)
     assert str(first) == str(second)  # NaN, too
-    ((answers, compared),) = processes.run(predictions, checkpoint, logs, world_size=1)
-    score, label, _ = (one[:, 0] for one in answers.columns)
+    ((columns, compared),) = processes.run(predictions, checkpoint, logs, world_size=1)
+    score, label, _ = (one[:, 0] for one in columns[:3])
+    by_two = processes.run(predictions, checkpoint, logs)[0][1]
+    for name, (low, high) in compared["models"][0]["intervals"].items():
+        assert by_two["models"][0]["intervals"][name] == pytest.approx(
+            (low, high), abs=0.2 * (high - low)
+        )
+    assert str(by_two["slices"].keys()) == str(compared["slices"].keys())
     for column in SLICES:
         parts = [(one["slice"], one["rows"]) for one in compared["slices"][column]]
         assert parts == [(one["slice"], one["rows"]) for one in first["slices"][column]]

@@ -19,7 +19,8 @@ def group():
 
 
 def add(weights: LabelWeights, *rows: tuple[float, float]) -> None:
-    weights.add(torch.tensor(rows))
+    labels = torch.tensor([[0.0, 1.0], [1.0, 0.0]])[: len(rows)]
+    weights.add(torch.tensor(rows), labels)
 
 
 def test_a_label_without_weight_in_a_whole_interval_rings_once_and_again_after_it_was_back(group):
@@ -65,3 +66,29 @@ def _alerts(runtime) -> int:
     weights = LabelWeights(LABELS, runtime.group)
     add(weights, (float(runtime.rank), 0.0))
     return len(weights.interval(1))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_label_of_one_value_raises_an_alert_once_few_rows_or_many(value, group):
+    weights = LabelWeights((Label(name="click"),), group)
+    weights.add(torch.ones(200, 1), torch.full((200, 1), value))
+    assert weights.interval(3) == [], "so few rows may be alike by chance"
+    weights.add(torch.tensor([[1.0]] * 200 + [[0.0]] * 50), torch.full((250, 1), value))
+    (message,) = weights.interval(6, last=True)
+    assert message.startswith(
+        f"ALERT constant_label at step 6: label 'click' is {value:.0f} in all 400 rows of steps 1 "
+    )
+    assert weights.active == {"constant_label"}
+    assert weights.first_steps == {"constant_label": 6}
+    weights.begin_epoch(6)
+    weights.add(torch.ones(20_000, 1), torch.full((20_000, 1), value))
+    assert weights.interval(9) == [], "it has not been otherwise meanwhile"
+    weights.add(torch.ones(2, 1), torch.tensor([[0.0], [1.0]]))
+    assert weights.interval(12) == [] and weights.active == set()
+
+
+def test_many_rows_of_one_value_raise_an_alert_before_the_epoch_ends(group):
+    weights = LabelWeights((Label(name="click"),), group)
+    weights.add(torch.ones(20_000, 1), torch.zeros(20_000, 1))
+    (message,) = weights.interval(9)
+    assert "is 0 in all 20,000 rows of steps 1 to 9" in message

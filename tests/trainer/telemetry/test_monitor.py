@@ -80,7 +80,8 @@ def stubs(**config: Any) -> tuple[Any, Monitor]:
             precision=SimpleNamespace(num_skipped=3),
         ),
         saver=SimpleNamespace(stalled_seconds=0.5, num_failed=1, newest=None),
-        label_weights=SimpleNamespace(active=True),
+        label_weights=SimpleNamespace(active={"no_weight"}),
+        leaks=SimpleNamespace(first_steps={}),
         table_stats=SimpleNamespace(
             own={},
             numbers={"user": {"rows": 100, "touched": 99, "dynamic_ids": 50, "dynamic_failed": 9}},

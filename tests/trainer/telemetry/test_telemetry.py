@@ -161,7 +161,7 @@ def test_evaluations_are_said_and_kept(tmp_path, capsys):
     with Telemetry(tmp_path, 0, 4, TelemetryConfig(mode="plain")) as telemetry:
         telemetry.evaluation(4, {"auc": 0.75, "gauc": math.nan, "rows": 1000.0})
     line = json.loads((tmp_path / "evaluations.jsonl").read_text())
-    assert line == {"step": 4, "auc": 0.75, "gauc": None, "rows": 1000.0}
+    assert line == {"step": 4, "auc": 0.75, "gauc": None, "rows": 1000.0, "alerts": []}
     assert "auc 0.7500" in capsys.readouterr().err
 
 
@@ -300,3 +300,38 @@ def test_json_has_null_where_a_number_is_undefined(tmp_path):
 def test_settings_below_their_minimum_are_named(name):
     with pytest.raises(ValueError, match=rf"telemetry\.{name} must be at least 1"):
         TelemetryConfig(**{name: 0})
+
+
+def test_an_evaluation_that_means_nothing_raises_an_alert_once_in_any_mode(tmp_path, capsys):
+    bad = {"auc": 0.0, "rows": 4.0, "positive_rows": 1.0, "ne": 10.0, "calibration": 1.0}
+    with Telemetry(tmp_path, 0, 4, TelemetryConfig(mode="quiet")) as telemetry:
+        telemetry.evaluation(2, bad)
+        telemetry.evaluation(4, bad, details={"intervals": {"auc": [0.0, 0.0]}})
+        state = telemetry.state_dict()
+    said = capsys.readouterr().err
+    assert said.count("ALERT few_rows_of_a_class at step 2: auc 0.0000 rests on 1 positive of") == 1
+    assert said.count("ALERT worse_than_constant") == 1
+    assert "ALERT interval_without_width at step 4: the 95 % interval of auc 0.0000" in said
+    lines = [json.loads(one) for one in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    assert "interval_without_width" in lines[1]["alerts"]
+    assert telemetry.alerts["worse_than_constant"] == 2
+    other = Alerts(after_steps=0, intervals=1)
+    other.load_state_dict(state["alerts"])
+    assert other.evaluated(6, {"worse_than_constant": "ne is 10.0000"}) == {}
+
+
+def test_a_run_shorter_than_the_warm_up_is_watched_in_its_second_half(tmp_path, capsys):
+    with Telemetry(tmp_path, 0, 8, TelemetryConfig(mode="quiet", interval_steps=2)) as telemetry:
+        for step in range(1, 9):
+            batch = torch.full((64, 1), 0.3), (torch.arange(64) % 2).float()[:, None]
+            telemetry.update(
+                StepReport(
+                    step=step,
+                    rows=64,
+                    loss=0.7,
+                    predictions=batch[0],
+                    labels=batch[1],
+                    weights=torch.ones(64, 1),
+                )
+            )
+    assert telemetry.alerts["constant_predictions"] == 6
