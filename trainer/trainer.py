@@ -147,8 +147,7 @@ class Trainer:
                     progress.end_epoch(len(self.train_loader))
                     if config.evaluate_epochs and progress.step < self.end_step:
                         self._evaluate(keep=config.checkpoint.keep_best > 0)
-                details = Details()
-                metrics = self._evaluate(keep=True, details=details)
+                metrics = self._evaluate(keep=True, details=(details := Details()))
                 with self.watchdog.paused():
                     self.saver.wait(last=True)
             except BaseException:
@@ -158,11 +157,10 @@ class Trainer:
                 self.train_loader.close()
                 self.test_loader.close()
         if metrics["nonfinite_predictions"]:
-            bad, rows = metrics["nonfinite_predictions"], metrics["rows"]
+            bad = f"{metrics['nonfinite_predictions']:,.0f} of {metrics['rows']:,.0f}"
             raise RunError(
-                f"evaluation: {bad:,.0f} of {rows:,.0f} rows "
-                "got no finite prediction: training diverged; lower dense.learning_rate or "
-                "sparse.learning_rate, or set precision.max_norm"
+                f"evaluation: {bad} rows got no finite prediction: training diverged; lower "
+                "dense.learning_rate or sparse.learning_rate, or set precision.max_norm"
             )
         metrics |= self._run_metrics()
         if self.runtime.is_first:

@@ -4,6 +4,11 @@
 A gate passes a candidate, or lists every reason against it with the number, the threshold and the
 setting. A number that is missing is a reason, too: a metric that could not be computed protects
 nobody.
+
+By how much a candidate may be worse than the serving model is set for every metric that has a gate
+in `trainer/metrics/spec.py`. A metric over users, such as GAUC, decides only where it speaks for
+the log: on many logs few users have both values of the label on one day, and their order then
+refuses candidates that are better for everyone. Where it does not decide, a note says so.
 """
 
 from __future__ import annotations
@@ -11,30 +16,50 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pipelines.orchestration.threshold_options import option, threshold
+from trainer.metrics.spec import METRICS, Metric
+from trainer.metrics.validity import all_doubts
+
+Class = TypeVar("Class")
+
+
+def _with_metrics(cls: type[Class]) -> type[Class]:
+    """Give a class a threshold for each metric that has a gate: `max_auc_loss`."""
+    for metric in _gated():
+        way = "less" if metric.better == "higher" else "more"
+        value = f"|ln {metric.name}|" if metric.better == "one" else metric.title
+        text = f"how much {way} than the serving model's {value}"
+        cls.__annotations__[metric.gate_setting] = "float"
+        setattr(cls, metric.gate_setting, threshold(metric.gate, text))
+    return cls
+
+
+def _gated() -> list[Metric]:
+    return [metric for metric in METRICS.values() if metric.gate is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
+@_with_metrics
 class GateConfig:
     """Thresholds of a candidate, options --gate-NAME; the help of each is its documentation.
 
-    Of AUC, GAUC, logloss and calibration the whole 95 % interval of the paired difference has to be
-    worse than the threshold to refuse, unless `strict`: then the difference itself.
+    Of metrics the whole 95 % interval of the paired difference has to be worse than the threshold
+    to refuse, unless `strict`: then the difference itself.
     """
 
     min_rows: int = threshold(1000, "least rows to evaluate on")
     min_auc: float = threshold(0.5, "least AUC of the candidate")
     max_calibration_error: float = threshold(0.25, "of |predicted / observed - 1|")
-    max_auc_loss: float = threshold(0.002, "how much less than the serving model's AUC")
-    max_gauc_loss: float = threshold(0.01, "how much less than the serving model's GAUC")
-    max_logloss_gain: float = threshold(0.005, "how much more than the serving model's logloss")
-    max_calibration_gain: float = threshold(
-        0.15, "how much more than the serving model's |ln(predicted / observed)|"
-    )
     max_drift: float = threshold(
         0.5, "population stability index of the predictions; above .25 they have commonly shifted"
+    )
+    min_gauc_users: int = threshold(
+        200, "least users with both values of the label for GAUC to decide"
+    )
+    min_gauc_share: float = threshold(
+        0.2, "least share of the rows that such users have for GAUC to decide"
     )
     strict: bool = threshold(False, "differences themselves count, not their intervals")
 
@@ -43,8 +68,11 @@ class GateConfig:
         for name, value in vars(self).items():
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"gate {name}: expected a number >= 0, got {value}")
-        if self.min_auc > 1:
-            raise ValueError(f"gate min_auc: expected a number from 0 to 1, got {self.min_auc}")
+        for name in ("min_auc", "min_gauc_share"):
+            if getattr(self, name) > 1:
+                raise ValueError(
+                    f"gate {name}: expected a number from 0 to 1, got {getattr(self, name)}"
+                )
 
     def reasons(
         self,
@@ -54,8 +82,10 @@ class GateConfig:
     ) -> list[str]:
         """Return why the candidate must not serve; nothing if it may.
 
-        candidate, serving: metrics on the same rows; no serving model in the first night.
-        differences: candidate - serving, as `trainer.compare` gives them.
+        Args:
+            candidate: Metrics of the candidate.
+            serving: Those of the serving model on the same rows; None in the first night.
+            differences: Candidate - serving, as `trainer.compare` gives them.
         """
         found = [
             _below("rows", candidate.get("rows"), self.min_rows, "min_rows"),
@@ -70,13 +100,37 @@ class GateConfig:
             found += self._compared(serving, differences)
         return [reason for reason in found if reason]
 
+    def notes(self, candidate: Mapping[str, Any], serving: Mapping[str, Any] | None) -> list[str]:
+        """Return what a person should know although it decides nothing.
+
+        Args:
+            candidate: Metrics of the candidate.
+            serving: Those of the serving model on the same rows; None in the first night.
+        """
+        found = []
+        for name, model in (("candidate", candidate), ("serving", serving)):
+            if model is not None:
+                doubtful = all_doubts(model, {"intervals": model.get("intervals")})
+                found += [f"{name}: {text} ({key})" for key, text in doubtful.items()]
+        if serving is not None and serving.get("gauc") is not None and not self._per_user(serving):
+            found.append(
+                f"gauc does not decide: {serving.get('gauc_users', 0):,.0f} users with "
+                f"{serving.get('gauc_share') or 0:.1%} of the rows have both values of the label "
+                f"({option('gate', 'min_gauc_users')} {self.min_gauc_users}, "
+                f"{option('gate', 'min_gauc_share')} {self.min_gauc_share:g})"
+            )
+        return found
+
     def _compared(self, serving: Mapping[str, Any], differences: Mapping[str, Any]) -> list[str]:
         found = [
-            self._lost("auc", differences["auc"], self.max_auc_loss),
-            self._gained("logloss", differences["logloss"], self.max_logloss_gain),
-            self._gained(
-                "calibration", differences["calibration_error"], self.max_calibration_gain
-            ),
+            self._worse(metric, differences[metric.difference])
+            for metric in _gated()
+            # Where there are users, and they speak for the log.
+            if not metric.per_user
+            or (serving.get(metric.name) is not None and self._per_user(serving))
+        ]
+        return [
+            *found,
             _above(
                 "drift of predictions (population stability index)",
                 differences.get("drift"),
@@ -84,20 +138,23 @@ class GateConfig:
                 "max_drift",
             ),
         ]
-        if serving.get("gauc") is not None:  # where there are users
-            found.append(self._lost("gauc", differences["gauc"], self.max_gauc_loss))
-        return found
 
-    def _lost(self, name: str, value: Mapping[str, Any], limit: float) -> str:
-        """Say by how much a metric that should be large has fallen, if by too much."""
-        found = value["difference"] if self.strict else value["interval"][1]
-        lost = None if found is None else -found
-        return _above(f"loss of {name}{_interval(value)}", lost, limit, f"max_{name}_loss")
+    def _per_user(self, model: Mapping[str, Any]) -> bool:
+        """Return whether enough users with enough rows have both values of the label."""
+        users, share = (model.get(name) for name in ("gauc_users", "gauc_share"))
+        enough = users is None or users >= self.min_gauc_users
+        return enough and (share is None or share >= self.min_gauc_share)
 
-    def _gained(self, name: str, value: Mapping[str, Any], limit: float) -> str:
-        """Say by how much a metric that should be small has risen, if by too much."""
-        found = value["difference"] if self.strict else value["interval"][0]
-        return _above(f"gain of {name}{_interval(value)}", found, limit, f"max_{name}_gain")
+    def _worse(self, metric: Metric, value: Mapping[str, Any]) -> str:
+        """Say by how much a metric is worse, if by too much."""
+        limit = getattr(self, metric.gate_setting)
+        if metric.better == "higher":
+            found = value["difference"] if self.strict else value["interval"][1]
+            found, what = None if found is None else -found, "loss"
+        else:
+            found, what = value["difference"] if self.strict else value["interval"][0], "gain"
+        text = f"{what} of {metric.name}{_interval(value)}"
+        return _above(text, found, limit, metric.gate_setting)
 
 
 def _interval(value: Mapping[str, Any]) -> str:

@@ -12,6 +12,10 @@ DIR/night.prom is written whole, in one rename, for node_exporter's textfile col
   fullrank_night_duration_seconds                 of the whole run
   fullrank_night_rows{part="train|evaluate"}      rows that it trained and evaluated on
   fullrank_night_skipped_days                     days that the drift check left out
+  fullrank_night_refused_in_a_row                 candidates refused since the last promotion
+  fullrank_night_serving_date_timestamp_seconds   midnight (UTC) of the serving model's date
+  fullrank_night_doubts{model="candidate|serving"}   how many of its numbers mean nothing
+                                                  (`trainer/metrics/validity.py`)
   fullrank_night_auc{model="candidate|serving"}   on the date; so with every other metric
                                                   of `trainer/metrics/spec.py`
   fullrank_stage_state{pipeline,stage,state}      1 for the state that a stage of a night is
@@ -35,13 +39,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.nightly.model_store import Store
 from pipelines.orchestration.run_status import STATES, RunStatus
 from trainer.metrics.spec import METRICS
+from trainer.metrics.validity import all_doubts
 from trainer.runtime.atomic_files import read_bytes, write_text
 from trainer.runtime.printable import printable
 
 FILE = "night.prom"
 _PREFIX, _STAGES = "fullrank_night_", "fullrank_stage_"
+# The alert rule of Prometheus on refusals has the same number.
+_MANY_REFUSED = 3
 _SUCCESS = f"{_PREFIX}last_success_timestamp_seconds"
 _MODELS = ("candidate", "serving")
 _SAID = 300  # characters of a reason
@@ -64,6 +72,8 @@ class NightMetrics:
         auc = [self.values.get(f'auc{{model="{model}"}}') for model in _MODELS]
         shown = [f"auc {auc[0]:.4f}" if auc[0] is not None else ""]
         shown += [f"before {auc[1]:.4f}" if auc[1] is not None else ""]
+        row = self.values.get("refused_in_a_row", 0)
+        shown += [f"{row:.0f} candidates refused in a row"] if row >= _MANY_REFUSED else []
         shown += ["; ".join(_one_line(reason) for reason in self.reasons)]
         parts = ", ".join(part for part in shown if part)
         start = "alert: " if self.code else ""
@@ -71,7 +81,11 @@ class NightMetrics:
         return f"{start}night {self.date} {word} in {self.seconds:.0f} s{tail}"
 
     def write(self, path: Path) -> None:
-        """Replace `path`; the last success stays what it was unless this night is one."""
+        """Replace `path`; the last success stays what it was unless this night is one.
+
+        A night that was not ready has no numbers of its own: those of the night before go, so that
+        nobody takes them for this one's.
+        """
         now = time.time()
         success = now if self.code == 0 else _last_success(path)
         lines = {"last_run_timestamp_seconds": now, **self.values}
@@ -140,7 +154,11 @@ def collect(date: str, status: RunStatus) -> NightMetrics:
         for model, known in zip(_MODELS, found, strict=False):
             if known.get(name) is not None:
                 values[f'{name}{{model="{model}"}}'] = float(known[name])
-    reasons = [*metrics.get("verdict", {}).get("reasons", ()), status.reason]
+    for model, known in zip(_MODELS, found, strict=False):
+        doubtful = all_doubts(known, {"intervals": known.get("intervals")})
+        values[f'doubts{{model="{model}"}}'] = float(len(doubtful))
+    verdict = metrics.get("verdict", {})
+    reasons = [*verdict.get("reasons", ()), status.reason, *verdict.get("notes", ())]
     return NightMetrics(
         date=date,
         code=code,
@@ -148,6 +166,23 @@ def collect(date: str, status: RunStatus) -> NightMetrics:
         values=values,
         reasons=tuple(reason for reason in reasons if reason),
     )
+
+
+def of_store(store: Store) -> dict[str, float]:
+    """Return how long the model that serves has not been replaced, by name.
+
+    Args:
+        store: Of published and refused models.
+    """
+    serving = store.serving()
+    promoted = [day for day, model in store.models().items() if not model["withdrawn"]]
+    last = max([serving, *promoted])
+    refused = [day for day in store.models("refused") if day > last]
+    values = {"refused_in_a_row": float(len(refused))}
+    if serving:
+        midnight = datetime.datetime.fromisoformat(serving).replace(tzinfo=datetime.UTC)
+        values["serving_date_timestamp_seconds"] = midnight.timestamp()
+    return values
 
 
 def _last_success(path: Path) -> float:

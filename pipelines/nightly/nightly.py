@@ -36,7 +36,7 @@ from pipelines.nightly.gates import GateConfig
 from pipelines.nightly.model_store import Store
 from pipelines.nightly.stages import NightConfig
 from pipelines.orchestration import launch
-from pipelines.orchestration.run_status import LOCKED, RunStatus
+from pipelines.orchestration.run_status import LOCKED, NOT_READY, RunStatus
 from pipelines.orchestration.stage import NotReadyError, Pipeline
 from pipelines.orchestration.threshold_options import add_thresholds, read_thresholds
 from trainer.data.splits import parse_days
@@ -233,11 +233,15 @@ def during(options: argparse.Namespace, status: RunStatus) -> None:
 def after(options: argparse.Namespace, status: RunStatus) -> None:
     """Write the night's numbers for monitoring, and one line of the log."""
     found = night_metrics.collect(options.date, status)
-    print(found.line(), file=sys.stderr if status.code else sys.stdout, flush=True)
-    # Of `new`, of which no night came, there are none; those of a night that another process is at
-    # are its own; and a URL for --output, which was refused, is no folder to make.
+    # The numbers of a night that another process is at are its own; and a URL for --output, which
+    # was refused, is no folder to make. Of `new`, where no day is ready, the file says that.
     theirs = status.code == LOCKED or _is_url(str(options.output))
-    if _is_day(options.date) and not theirs:
+    known = _is_day(options.date) or status.code == NOT_READY
+    if known and not theirs:
+        with contextlib.suppress(OSError, ValueError):  # a damaged record is no reason to be silent
+            found.values.update(night_metrics.of_store(Store(options.output.resolve())))
+    print(found.line(), file=sys.stderr if status.code else sys.stdout, flush=True)
+    if known and not theirs:
         path = options.output.resolve() / night_metrics.FILE
         try:
             found.write(path)

@@ -212,9 +212,11 @@ class NightConfig:
         """Ask the gates."""
         found = work.metrics["evaluation"]
         models = [*found["models"], None]
-        reasons = GateConfig(**work.config).reasons(models[0], models[1], found.get("differences"))
+        gate = GateConfig(**work.config)
+        reasons = gate.reasons(models[0], models[1], found.get("differences"))
+        notes = gate.notes(models[0], models[1])
         text = "; ".join(reasons) or "every gate is open"
-        return {"promote": not reasons, "reasons": reasons, "summary": text}
+        return {"promote": not reasons, "reasons": reasons, "notes": notes, "summary": text}
 
     def publication(self, work: Work) -> dict[str, Any]:
         """Keep the candidate where it belongs; move the pointer last."""
@@ -268,6 +270,8 @@ class NightConfig:
         print(f"\n{table(('model', *METRICS, 'rows'), rows)}")
         for reason in metrics["verdict"]["reasons"]:
             print(f"refused: {printable(str(reason))}")
+        for note in metrics["verdict"].get("notes", ()):  # a verdict of an older version has none
+            print(f"note: {printable(str(note))}")
         print(f"{self.store.serving() or 'no model'} serves")
         return DONE if metrics["verdict"]["promote"] else REFUSED
 
