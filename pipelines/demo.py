@@ -24,6 +24,7 @@ from pipelines.report import report
 from pipelines.reporting.comparison import comparison_table
 from pipelines.synthesize import SynthesisConfig, synthesize
 from trainer.runtime.atomic_files import read_json, write_json
+from trainer.runtime.printable import printable_lines
 from trainer.runtime.program import program
 
 COMPONENTS = "deploy/components.py"
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         demonstrate(output, options.recipes, options.rows_per_day)
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable_lines(f"error: {error}"), file=sys.stderr)
         return 1
     return 0
 

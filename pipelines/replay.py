@@ -25,6 +25,7 @@ from pipelines.nightly.night_metrics import FILE
 from pipelines.orchestration import stage
 from pipelines.orchestration.text_tables import table
 from pipelines.synthesize import SynthesisConfig, synthesize
+from trainer.runtime.printable import printable_lines
 from trainer.runtime.program import program
 
 _STAGES = ("partitions", "days", "candidate", "evaluation", "verdict", "publication")
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{len(days)}"
             )
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable_lines(f"error: {error}"), file=sys.stderr)
         return run.WRONG
     recipe = options.recipe or ("dlrm.globo" if options.data else "dlrm.demo")
     words = ["--recipe", recipe, "--raw", str(data), "--ready", mark, "-j", options.topology]

@@ -23,6 +23,7 @@ from pipelines.epochs.policy_options import parse_policies
 from pipelines.orchestration.stage import read
 from pipelines.orchestration.text_tables import table
 from trainer.metrics.spec import choosable
+from trainer.runtime.printable import printable_lines
 from trainer.runtime.program import program
 
 
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         names = [one.name for one in parse_policies(options.policies, options.later)]
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable_lines(f"error: {error}"), file=sys.stderr)
         return run.WRONG
     for seed in options.seeds:
         for recipe in options.recipes:
