@@ -19,7 +19,7 @@ import yaml
 from embeddings.schema.schema import schema_from_dict
 from embeddings.schema.strict_yaml import parse_yaml
 from pipelines.ingestion.formats import NAMES
-from pipelines.ingestion.source import SourceConfig
+from pipelines.ingestion.source import QUOTING, SourceConfig
 from pipelines.schema_proposal.proposal import Proposal, propose
 from pipelines.schema_proposal.roles import Choices
 from pipelines.schema_proposal.sampling import Sample, read_sample
@@ -104,7 +104,14 @@ def _flow(value: Any) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     given = _parser().parse_args(arguments)
-    source = SourceConfig(format=given.format, columns=given.columns, delimiter=given.delimiter)
+    delimiter = "\t" if given.delimiter in ("\\t", "tab") else given.delimiter
+    source = SourceConfig(
+        format=given.format,
+        columns=given.columns,
+        delimiter=delimiter,
+        encoding=given.encoding,
+        quoting=given.quoting,
+    )
     paths = " ".join(given.paths)
     try:
         if given.output and Path(given.output).exists() and not given.overwrite:
@@ -153,6 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--format", default="", choices=NAMES, help="default: by each file's name")
     add("--columns", type=_names, default=(), metavar="A,B", help="names, for a CSV without header")
     add("--delimiter", default="", metavar="CHAR", help="of a CSV (default: a comma)")
+    add("--quoting", default="", choices=QUOTING, help="default: none between tabs, else double")
+    add("--encoding", default="utf-8", metavar="NAME", help="of text files (default: utf-8)")
     return parser
 
 

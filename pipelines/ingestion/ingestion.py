@@ -33,6 +33,7 @@ from trainer.data.discovery import day_of, printable
 from trainer.data.hashing import is_text
 
 _DAY_MS = 86_400_000
+_MANY_DAYS = 400
 _KINDS = ("string", "int", "float")
 _NOT_NUMBERS = ("id", "integer", "time")
 
@@ -113,6 +114,13 @@ class IngestSummary:
     notes: list[str] = field(default_factory=list)
 
 
+def _many_days(days: list[str]) -> str:
+    """Say so if a log has more days than logs usually have: its times may be of another unit."""
+    if len(days) <= _MANY_DAYS:
+        return ""
+    return f"{len(days)} days from {days[0]} to {days[-1]}; is --timestamp-unit right?"
+
+
 class Ingestion:
     """Raw logs of one schema -> days of typed Parquet.
 
@@ -178,7 +186,11 @@ class Ingestion:
             counts = {"sources": sources, "rows_in": rows_in, "rows_quarantined": bad.rows}
             manifest = {**self._written_by(), **counts, **(note or {})}
             found = statistics.days(output)
-            notes = [paths.note(), *(note for source in opened for note in source.notes)]
+            notes = [
+                paths.note(),
+                _many_days(days),
+                *(note for source in opened for note in source.notes),
+            ]
             written = partitions.commit(manifest, found)
         return IngestSummary(
             files=len(paths),

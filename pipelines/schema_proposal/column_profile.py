@@ -20,6 +20,7 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from trainer.data.columns import is_list, kind_of, read_lists, to_floats, to_integers
+from trainer.data.hashing import hash_strings
 
 pc: Any = pyarrow.compute
 _BINS = 64
@@ -93,7 +94,10 @@ def profile(name: str, column: pa.Array, scale: float) -> Profile:
     if kind in ("integer", "text", "date") or whole:
         hashes, counts = np.unique(to_integers(present, name)[0], return_counts=True)
     else:
-        keys = numbers if len(numbers) else np.asarray(present.cast(pa.int64()))
+        if kind == "decimal":  # as floats, neighbours above 2^53 are one
+            keys = np.asarray(hash_strings(present.cast(pa.string())))
+        else:
+            keys = numbers if len(numbers) else np.asarray(present.cast(pa.int64()))
         found, counts = np.unique(keys, return_counts=True)
         hashes = found.view(np.int64)
     once = int((counts == 1).sum())

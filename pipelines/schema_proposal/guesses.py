@@ -36,6 +36,16 @@ _NUMBERS = (
     *("rating", "balance", "revenue", "weight", "freq", "frequency", "clicks", "num"),
 )
 _CODES = ("id", "ids", "uid", "iid", "code", "type", "kind", "class", "key", "hash", "zip", "idx")
+# Names of things: their numbers are names, however few or small they are.
+_THINGS = {
+    *(set(_ITEMS) - {"price", "release", "title"}),
+    *("os", "device", "channel", "ip", "browser", "carrier", "network", "platform", "model"),
+    *("site", "domain", "page", "slot", "banner", "placement", "store", "department", "host"),
+    *("country", "region", "state", "city", "province", "zone", "district", "language", "lang"),
+    *("segment", "cluster", "occupation", "profession", "version"),
+}
+_MARKERS = {"fold", "split", "subset", "istrain", "istest", "train", "test", "valid", "validation"}
+_PROPENSITIES = {"propensity", "propensities", "pscore", "ips", "propscore"}
 # Words that say nothing of what the values are names of.
 _GENERIC = {*_CODES, *_ORDERED, "list", "items", "array", "value", "values", "is", "the", "of"}
 _SECONDS = {"s": (6.3e8, 4.1e9), "ms": (6.3e11, 4.1e12), "us": (6.3e14, 4.1e15)}
@@ -130,6 +140,8 @@ def is_measure(one: Profile) -> bool:
     known = set(words(one.name))
     if known & set(_CODES):
         return False
+    if one.kind == "integer" and known & _THINGS and not known & set(_NUMBERS):
+        return False
     if one.kind != "integer" or known & set(_NUMBERS):
         return True
     if one.distinct <= 32 or one.low < -3 or one.low > 1 or one.high > 2.0**53:
@@ -138,6 +150,30 @@ def is_measure(one: Profile) -> bool:
     begins = int((one.hashes < one.low + 10).sum()) >= 7
     thin = one.middle - one.low < 0.1 * (one.high - one.low)
     return begins and thin and one.coverage < 0.5
+
+
+def is_thing(one: Profile) -> bool:
+    """Return whether a column's name says that its values are names of things."""
+    return bool(set(words(one.name)) & _THINGS)
+
+
+def is_marker(one: Profile) -> bool:
+    """Return whether a column says which rows train and test."""
+    known = set(words(one.name))
+    return (
+        not one.is_list
+        and one.distinct <= 32
+        and bool(known & _MARKERS)
+        and not known - {*_MARKERS, "is", "set", "id", "index", "no", "number", "data"}
+    )
+
+
+def logging_policy(one: Profile) -> str:
+    """Return what of the policy that chose the item a column holds, or nothing."""
+    known = set(words(one.name))
+    if known & _PROPENSITIES or {"action", "prob"} <= known or {"logging", "prob"} <= known:
+        return "a propensity"
+    return "the name of a policy" if "policy" in known and one.distinct <= 100 else ""
 
 
 def is_far(one: Profile) -> bool:

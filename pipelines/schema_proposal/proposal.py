@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.schema_proposal import guesses
 from pipelines.schema_proposal.column_profile import Profile, aligned, overlap
 from pipelines.schema_proposal.roles import GUESS, Choices, Roles, assign
-from pipelines.schema_proposal.sampling import Sample
+from pipelines.schema_proposal.sampling import Sample, separator_of
 
 _BUCKETS = 128
 _AGES = 256
@@ -99,6 +99,7 @@ class _Features:
             self._measure(one)
             return
         named = set(guesses.words(one.name)) & {"id", "uid", "iid", "user", "item"}
+        named = named or guesses.is_thing(one)
         small = one.kind == "integer" and one.low >= 0 and one.high <= 1_000
         if small and one.coverage >= 0.5 and not named:
             table = self._table(one.name, _power(1.25 * one.high + 3), self._count(one))
@@ -106,6 +107,14 @@ class _Features:
         else:
             table = self._table(one.name, _rows(one.cardinality), self._count(one))
             self._feature(one.name, table)
+            cut = separator_of(self.sample.columns[one.name]) if one.kind == "text" else ""
+            if cut:
+                self.roles.remark(
+                    "sparse",
+                    one.name,
+                    "lists as text, each read as ONE id; `python -m pipelines.ingest "
+                    f"--list-separator '{cut}'` and `kind: bag` make lists of them",
+                )
 
     def _measure(self, one: Profile) -> None:
         """Make a number of a column, and buckets beside it where it spans much."""
@@ -207,7 +216,7 @@ class _Features:
 
     def _table(self, name: str, rows: int, remark: str) -> str:
         """Add a table and return its name."""
-        name = re.sub(r"\W", "_", name)
+        name = _free(re.sub(r"\W", "_", name), self.tables)  # user.id beside user_id
         width = 8 if rows <= _AGES else 16 if rows <= _WIDE else 32
         self.tables[name] = {"name": name, "num_embeddings": rows, "embedding_dim": width}
         if rows == _LARGEST:

@@ -18,6 +18,8 @@ from pipelines.schema_proposal.sampling import Sample
 GUESS = "GUESS"
 _LEAK = 0.95
 _LONG_TEXT = 64
+_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+_MOST_DAYS = 400  # of a log, beyond which its times are doubted
 _UNITS = {"s": "seconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
@@ -94,6 +96,7 @@ def assign(sample: Sample, choices: Choices) -> Roles:
 def _assign_labels(roles: Roles, sample: Sample, choices: Choices) -> None:
     named = [one.name for one in roles.columns.values() if guesses.is_label(one)]
     binary = [one.name for one in roles.columns.values() if one.is_binary]
+    likely = [name for name in binary if not guesses.is_marker(roles.columns[name])]
     labels, why = list(choices.labels), "as asked (--label)"
     for name in labels:
         if name not in binary:
@@ -105,8 +108,8 @@ def _assign_labels(roles: Roles, sample: Sample, choices: Choices) -> None:
             )
     if not labels and named:
         labels, why = named, f"{GUESS}, by its name"
-    elif not labels and binary:
-        labels, why = binary[:1], f"{GUESS}: the first column of 0 and 1 ({', '.join(binary)})"
+    elif not labels and likely:
+        labels, why = likely[:1], f"{GUESS}: the first column of 0 and 1 ({', '.join(likely)})"
     if not labels:
         unread = "".join(f"; {name} cannot be: {why}" for name, why in roles.left_out.items())
         differ = any(why.endswith("every file must") for why in roles.left_out.values())
@@ -152,6 +155,13 @@ def _assign_time(roles: Roles, sample: Sample, choices: Choices) -> None:
     del roles.left_out[chosen.name]
     roles.time, roles.time_unit = chosen, guesses.time_unit(chosen)
     unit = roles.time_unit
+    days = (chosen.high - chosen.low) / _PER_DAY[unit] if unit else 0.0
+    if days > _MOST_DAYS:
+        roles.remark(
+            "timestamp",
+            chosen.name,
+            f"{GUESS}: {days:,.0f} days if it is in {unit}; are these times, and of that unit?",
+        )
     if chosen.kind == "timestamp" or unit == "ms" or sample.is_text:
         roles.timestamp = chosen.name
         why = "as asked (--timestamp)" if asked else f"{GUESS}, by its name and values"
@@ -183,6 +193,19 @@ def _useless(one: Profile, sample: Sample, label: str) -> str:
         return (
             f"it tells {label!r} by itself ({known:.0%} of its entropy): surely it is known only "
             "afterwards"
+        )
+    if guesses.is_marker(one):
+        return "it marks rows of training and test, and serving has no such column"
+    policy = guesses.logging_policy(one)
+    if policy:
+        return (
+            f"{policy}: it belongs to the policy that filled the log, and serving has another; "
+            "to weigh rows by it, write a column of weights and name it as the label's weight"
+        )
+    if one.kind == "decimal" and (not guesses.is_measure(one) or one.high >= 2.0**53):
+        return (
+            "ids as decimals, and training reads ids as integers or text: `python -m "
+            "pipelines.ingest`, given this schema with the column as an id, makes integers of them"
         )
     if guesses.is_passing(one):
         return "it names a request, a session or a row, and none comes back"

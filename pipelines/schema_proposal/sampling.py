@@ -24,7 +24,7 @@ from pipelines.ingestion.source import SourceConfig
 from pipelines.ingestion.sources import list_sources
 from pipelines.ingestion.text_lists import BRACKETED, split_text
 from trainer.data.columns import is_list, kind_of, read_lists
-from trainer.data.discovery import day_of, openable
+from trainer.data.discovery import day_of, openable, printable
 
 pc: Any = pyarrow.compute
 _ROWS = 131_072
@@ -34,6 +34,7 @@ _PLACES = 64
 # A column of the sample stops at so many bytes: long histories are sampled less.
 _COLUMN_BYTES = 64 << 20
 _SEPARATORS = ("|", ";", ",")
+_DELIMITERS = (";", "\t", "|", ",")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,12 +237,21 @@ def _read_text(paths: list[str], config: SourceConfig, rows: int) -> Sample:
     names = set(batches[0].schema.names) if batches else set()
     if any(set(batch.schema.names) != names for batch in batches):
         raise ValueError(f"{chosen[0]} and others: expected the same columns in every file")
+    if len(names) == 1:
+        (only,) = names
+        other = next((one for one in _DELIMITERS if one in only), "")
+        if other:
+            said = "tab" if other == "\t" else other
+            raise ValueError(
+                f"{printable(chosen[0])}: expected columns, got one with the name {only[:80]!r}; "
+                f"say --delimiter '{said}'"
+            )
     table = pa.Table.from_batches([b.select(batches[0].schema.names) for b in batches])
     columns, lists = {}, {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()
         array = column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)
-        separator = _separator(array)
+        separator = separator_of(array)
         if separator:
             lists[name] = separator
             array, _ = split_text(array, separator)
@@ -274,12 +284,14 @@ def _share(flags: pa.Array) -> float:
     return pc.mean(flags.cast(pa.float64())).as_py()
 
 
-def _separator(text: pa.Array) -> str:
+def separator_of(text: pa.Array) -> str:
     """Return what separates the entries of lists in a text column, or nothing if it has none.
 
     Lists are short entries, separated in a fifth of the rows: a title may hold a comma. A bar is in
     little else, and young users' histories have one entry: there a hundredth is enough.
     """
+    if pa.types.is_binary(text.type) or pa.types.is_large_binary(text.type):
+        return ""
     values = text.drop_null()
     if len(values) and _share(pc.match_substring_regex(values, pattern=BRACKETED)) > 0.9:
         return ","  # as JSON and Python write lists
