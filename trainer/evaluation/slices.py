@@ -105,13 +105,12 @@ class Slices:
 
         With several labels each has its own as well (`<label>_auc`).
         """
-        names = ["", *(f"{name}_" for name in self._labels if len(self._labels) > 1)]
-        reported = [f"{name}{key}" for name in names for key in (*METRICS, *_CONTEXT)]
+        names = reported(self._labels)
         found = []
         for name, metrics in self._metrics.items():
             values = metrics.compute()
             if values["rows"]:
-                kept = {key: values[key] for key in reported if key in values}
+                kept = {key: values[key] for key in names if key in values}
                 found.append({"slice": name, **kept})
         self._codes.close()
         return found
@@ -120,6 +119,12 @@ class Slices:
         return Metrics(
             self._labels, max_user_rows=_MAX_USER_ROWS, max_bins=_MAX_BINS, grouped=self._grouped
         )
+
+
+def reported(labels: Sequence[str]) -> list[str]:
+    """Return the keys of a slice's metrics; of several labels each has its own as well."""
+    prefixes = ["", *(f"{name}_" for name in labels if len(labels) > 1)]
+    return [f"{prefix}{key}" for prefix in prefixes for key in (*METRICS, *_CONTEXT)]
 
 
 def _primed(codes: Iterator[Any]) -> Any:
