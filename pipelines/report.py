@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import functools
 import json
 import re
 import sys
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
+from jinja2 import Environment, FileSystemLoader, Template
 from markupsafe import Markup
 
 from pipelines.reporting.comparison import summary, verdict
@@ -117,12 +118,7 @@ def _page(runs: Sequence[Run], night: dict[str, Any] | None) -> str:
             content[section.name] = section.empty
             why = f"{type(error).__name__}: {error}"[:_MAX_CELL]
             notes.append(f"{section.file}: cannot be shown as {section.name} ({why})")
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "reporting" / "templates"),
-        autoescape=True,
-        trim_blocks=True,
-    )
-    return environment.get_template("report.html.j2").render(
+    return _template().render(
         title=_title(runs, night),
         subtitle=f"Runs: {', '.join(run.name for run in runs) or 'none'}",
         night=_bounded(night),
@@ -133,6 +129,17 @@ def _page(runs: Sequence[Run], night: dict[str, Any] | None) -> str:
         activity_note=ACTIVITY,
         **content,
     )
+
+
+@functools.cache
+def _template() -> Template:
+    """Return the page's template; compiling it takes longer than a page without charts."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "reporting" / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+    )
+    return environment.get_template("report.html.j2")
 
 
 def _bounded(value: Any, longest: int = _MAX_TEXT) -> Any:
