@@ -35,11 +35,11 @@ def generate(folder: Path, rows_per_day: int = 640) -> Path:
     return folder
 
 
-def small(recipe: str, logs: Path, *overrides: str) -> TrainConfig:
-    """Return `recipe` with small tables and batches; the first day trains, the second tests."""
+def small(recipe: str, logs: Path, *overrides: str, rows: int = 512) -> TrainConfig:
+    """Return `recipe` with tables of at most `rows` rows; day one trains, day two tests."""
     config = load_recipe(recipe)
     tables = tuple(
-        dataclasses.replace(table, num_embeddings=min(table.num_embeddings, 512))
+        dataclasses.replace(table, num_embeddings=min(table.num_embeddings, rows))
         for table in config.schema.tables
     )
     config = dataclasses.replace(config, schema=dataclasses.replace(config.schema, tables=tables))
