@@ -99,6 +99,7 @@ class Events(nn.Module):
                 f"model.tokenizer: sequences of one history have one value an event each, got "
                 f"{counts} values; give columns of other lengths a history of their own"
             )
+        # (N, sum of widths)
         values = torch.cat([sequences[name].values() for name in self.names], dim=1)
         events = self.project(values)
         if self.action is not None:
@@ -125,9 +126,10 @@ class HistoryPooling(nn.Module):
 
     def forward(self, events: Tensor, offsets: Tensor, item: Tensor, max_length: int) -> Tensor:
         """Map events (N, D) of B histories and item fields (B, Q) to (B, kinds, D)."""
+        # (B, L, D)
         padded = torch.ops.fbgemm.jagged_to_padded_dense(events, [offsets], [max_length], 0.0)
         lengths = (offsets[1:] - offsets[:-1]).clamp(max=max_length)
-        present = torch.arange(max_length, device=events.device) < lengths[:, None]
+        present = torch.arange(max_length, device=events.device) < lengths[:, None]  # (B, L)
         summaries = []
         for kind in self.kinds:
             if kind == "mean":
@@ -139,10 +141,11 @@ class HistoryPooling(nn.Module):
                 query = self.default_query if self.query is None else self.query(item)
                 assert query is not None
                 scores = (self.key(padded) * query[:, None]).sum(-1) * padded.shape[2] ** -0.5
+                # (B, L)
                 scores = scores.float().masked_fill(~present, -1e9).softmax(1)
                 weights = (scores * present).to(padded.dtype)
                 summaries.append((weights[..., None] * padded).sum(1))
-        return torch.stack(summaries, 1)
+        return torch.stack(summaries, 1)  # (B, kinds, D)
 
 
 class FieldTokenizer(nn.Module):

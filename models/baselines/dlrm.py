@@ -22,7 +22,9 @@ from models.tower import Tower, TowerConfig
 class DLRMConfig(TowerConfig):
     """DLRM's settings.
 
-    hidden_units: widths of the top MLP, the last one is the tower's output. dropout: probability.
+    Args:
+        hidden_units: widths of the top MLP; the last one is the tower's output.
+        dropout: probability.
     """
 
     hidden_units: tuple[int, ...] = (512, 256)
@@ -53,5 +55,6 @@ class DLRM(Tower):
 
     def forward(self, tokens_BTD: Tensor) -> Tensor:
         """Return (B, output_dim) of (B, T, D)."""
+        # (B, T·T) -> (B, T (T - 1) / 2): each pair once
         products = (tokens_BTD @ tokens_BTD.mT).flatten(1).index_select(1, self.pairs)
         return self.top(torch.cat([tokens_BTD.flatten(1).to(products.dtype), products], dim=1))

@@ -36,9 +36,11 @@ _EPS = 1e-6
 class HSTUConfig(StreamTowerConfig):
     """HSTU's settings.
 
-    num_heads: H. attention_dim: A; value_dim: W; 0 for D / H.
-    max_length: newest events of a history that are used.
-    num_actions: classes of the action on each event; 0 if streams have none.
+    Args:
+        num_layers: layers.
+        num_heads: H.
+        attention_dim: A; 0 for D / H.
+        value_dim: W; 0 for D / H.
     """
 
     num_layers: int = 2
@@ -93,7 +95,7 @@ class HSTU(Tower):
             stream, self.num_fields, self.output_dim, self.config.num_actions, "hstu"
         )
         events, present = self.history(stream)
-        rows = torch.cat([stream.fields, events, stream.targets], dim=1)
+        rows = torch.cat([stream.fields, events, stream.targets], dim=1)  # (B, F + L + V, D)
         mask = self._mask(present, num_targets)
         for layer in self.layers[:-1]:
             rows = layer(rows, mask, rows.shape[1])
@@ -145,9 +147,10 @@ class HSTULayer(nn.Module):
         query, key, value = (
             part.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part in (query, key, value)
         )
+        # (B, H, Q, S)
         scores = functional.silu(query @ key.mT * self.attention_dim**-0.5) / self.length
         attended = (scores * mask) @ value
-        attended = attended.transpose(1, 2).flatten(2)
+        attended = attended.transpose(1, 2).flatten(2)  # (B, Q, H·W)
         gate = functional.silu(gate)
         parts = [gate, attended, gate * self.attended_norm(attended)]
         joined = torch.cat([part.to(attended.dtype) for part in parts], dim=-1)

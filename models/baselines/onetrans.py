@@ -37,10 +37,12 @@ _EPS = 1e-6
 class OneTransConfig(StreamTowerConfig):
     """OneTrans' settings.
 
-    num_heads: attention heads. expansion: hidden width of the feed-forwards over D.
-    max_length: newest events of a history that are used.
-    pyramid: `halving` keeps max_length / 2, / 4, ... newest events after each layer, `none` all.
-    num_actions: classes of the action on each event; 0 if streams have none.
+    Args:
+        num_layers: layers.
+        num_heads: attention heads.
+        expansion: hidden width of the feed-forwards over D.
+        pyramid: `halving` keeps max_length / 2, / 4, ... newest events after each layer; `none`
+            keeps all.
     """
 
     num_layers: int = 2
@@ -99,11 +101,11 @@ class OneTrans(Tower):
             stream, self.num_fields, self.output_dim, config.num_actions, "onetrans"
         )
         events, present = self.history(stream)
-        own = torch.cat([stream.fields, stream.targets], dim=1)
+        own = torch.cat([stream.fields, stream.targets], dim=1)  # (B, F + V, D)
         num_own = own.shape[1]
         mask = causal_mask(present.shape[1] + num_own, own.device)
         valid = torch.cat([present, present.new_ones(len(present), num_own)], dim=1)
-        mask = hide_padding(isolate_candidates(mask, num_targets), valid)
+        mask = hide_padding(isolate_candidates(mask, num_targets), valid)  # (B, 1, S, S)
         for number, layer in enumerate(self.layers):
             kept = config.max_length >> (number + 1 if config.pyramid == "halving" else 0)
             kept = 0 if number + 1 == config.num_layers else min(kept, events.shape[1])
@@ -150,7 +152,7 @@ class OneTransLayer(nn.Module):
         """
         normed, own_normed = self.attention_norm(events), self.attention_norm(own)
         keys = self._own(self.own_key_value, own_normed, num_targets)
-        keys = torch.cat([self.key_value(normed), keys], dim=1)
+        keys = torch.cat([self.key_value(normed), keys], dim=1)  # (B, K, 2D)
         first = events.shape[1] - kept
         if self.last:
             own, own_normed = own[:, -num_targets:], own_normed[:, -num_targets:]
@@ -159,7 +161,7 @@ class OneTransLayer(nn.Module):
             queries = torch.cat([self.query(normed[:, first:]), queries], dim=1)
         key, value = (self._heads(part) for part in keys.chunk(2, dim=-1))
         attended = attention(self._heads(queries), key, value, mask=mask)
-        attended = self.output(attended.transpose(1, 2).flatten(2))
+        attended = self.output(attended.transpose(1, 2).flatten(2))  # (B, Q, D)
         own = own + attended[:, kept:]
         own = own + self.own_ffn(self.ffn_norm(own), self._slots(own, num_targets))
         if self.up is None or self.down is None:

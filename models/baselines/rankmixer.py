@@ -28,9 +28,11 @@ _EPS = 1e-5
 class RankMixerConfig(TowerConfig):
     """RankMixer's settings.
 
-    num_layers: L. expansion: k, hidden width of the per-token feed-forwards over D.
-    ffn: `gelu` (the paper), `relu`, or RankElastor's gated unit `glu` (the ablations of its paper).
-    pooling: `mean` over tokens, or `flatten` to T·D.
+    Args:
+        num_layers: L.
+        expansion: k, hidden width of the per-token feed-forwards over D.
+        ffn: `gelu` (the paper), `relu`, or RankElastor's gated unit `glu` (ablations of its paper).
+        pooling: `mean` over tokens, or `flatten` to T·D.
     """
 
     num_layers: int = 2
@@ -123,5 +125,5 @@ class RankMixerLayer(nn.Module):
 def mix_tokens(tokens_BTD: Tensor) -> Tensor:
     """Return (B, T, D) in which token h is the h-th of T heads of every token, side by side."""
     num_tokens = tokens_BTD.shape[1]
-    heads = tokens_BTD.unflatten(2, (num_tokens, -1))
+    heads = tokens_BTD.unflatten(2, (num_tokens, -1))  # (B, T, T, D / T)
     return heads.transpose(1, 2).flatten(2)

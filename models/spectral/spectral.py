@@ -40,11 +40,16 @@ def soften(
 ) -> tuple[Tensor, Tensor]:
     """Return softened tokens `U Σ^τ Vᵀ` (equations 16-18) and the singular values.
 
-    tau: scalar exponent; 1 leaves the tokens alone, 0 gives the polar factor U Vᵀ.
-    spectrum: `decompose(tokens_BTD)`.
-    Returns (B, T, D) softened tokens, float32 or the tokens' wider type, and (B, n) singular
-    values, largest first, in the type of the spectrum. Both carry gradients to the tokens, the
-    first also to tau.
+    Args:
+        tokens_BTD: (B, T, D).
+        tau: scalar exponent; 1 leaves the tokens alone, 0 gives the polar factor U Vᵀ.
+        spectrum: `decompose(tokens_BTD)`.
+        floor: eigenvalues are floored at this share of the largest.
+
+    Returns:
+        (B, T, D) softened tokens, float32 or the tokens' wider type, and (B, n) singular values,
+        largest first, in the type of the spectrum. Both carry gradients to the tokens, the first
+        also to tau.
     """
     tau = torch.as_tensor(tau, dtype=torch.float64, device=tokens_BTD.device)
     rows = tokens_BTD.mT if spectrum.transposed else tokens_BTD
@@ -61,15 +66,24 @@ def position_vector(
 ) -> Tensor:
     """Return p (B, T) with P_bias = p pᵀ: `p = σ1 U f(σ / σ1)` (equations 22-25).
 
-    sigma: (B, n) singular values from `soften`; beta: (3,) coefficients of f(x) = β0 + β1 x + β2
-    x². A singular vector is defined up to its sign, and p is not invariant to it. The sign is
-    chosen so that the entries of each u sum to a positive number (or, where the sum vanishes, the
-    largest entry is positive): this depends neither on the solver nor on the order of the tokens.
-    through_vectors: also differentiate U. Off by default: that gradient grows as one over the gap
-    between eigenvalues, and p jumps where a sum crosses 0. (Repeated eigenvalues contribute
-    nothing.) Returns p in the type of the spectrum.
+    A singular vector is defined up to its sign, and p is not invariant to it. The sign is chosen so
+    that the entries of each u sum to a positive number (or, where the sum vanishes, the largest
+    entry is positive): this depends neither on the solver nor on the order of the tokens.
 
-    Raises ValueError if through_vectors meets a float32 spectrum, which cannot tell such gaps.
+    Args:
+        tokens_BTD: (B, T, D).
+        sigma: (B, n) singular values from `soften`.
+        spectrum: `decompose(tokens_BTD)`.
+        beta: (3,) coefficients of f(x) = β0 + β1 x + β2 x².
+        through_vectors: whether to differentiate U too. That gradient grows as one over the gap
+            between eigenvalues, and p jumps where a sum crosses 0. Repeated eigenvalues contribute
+            nothing.
+
+    Returns:
+        p in the type of the spectrum.
+
+    Raises:
+        ValueError: through_vectors with a float32 spectrum, which cannot tell such gaps.
     """
     with torch.autocast(tokens_BTD.device.type, enabled=False):
         vectors = spectrum.vectors
@@ -85,8 +99,9 @@ def position_vector(
         if spectrum.transposed:
             scale = sigma if through_vectors else sigma.detach()
             vectors = _product(rows, vectors) / floored(scale, 1e-8, 1e-6)[..., None, :]
+        # (B, n)
         weights = sigma[..., :1] * _polynomial(sigma, beta) * canonical_signs(vectors)
-        return _product(vectors, weights[..., None])[..., 0]
+        return _product(vectors, weights[..., None])[..., 0]  # (B, T, n) @ (B, n, 1) -> (B, T)
 
 
 def position_bias(

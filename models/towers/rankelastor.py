@@ -46,15 +46,19 @@ _LAYER_NORM_EPS = 1e-5
 class RankElastorConfig(TowerConfig):
     """RankElastor's settings.
 
-    variant: `paper` (the equations) or `code` (the authors' release). depth: blocks.
-    expansion: r, the gated units' hidden width over their input width.
-    hidden_units: `code` only, the widths of each token's stack of gated units; () is one of width
-    D. pooling: `mean` over tokens, or `flatten` to T·D (the release, before its prediction MLP).
-    mixing_init: `xavier`; `zero`, no mixing (under `paper`, tokens of zeros as empty histories give
-      then have gradients up to 316 times too large a block); `commutation`, RankMixer's (needs T to
-      divide D).
-    mixing_block: d in W ⊗ I_d; 1 mixes every coordinate. mixing_rank: rank of W's factors, 0 for
-    full. mixing_terms: K in the sum of A_k ⊗ B_k, 0 for one matrix.
+    Args:
+        variant: `paper` (the equations) or `code` (the authors' release).
+        depth: blocks.
+        expansion: r, the gated units' hidden width over their input width.
+        hidden_units: of `code` only, the widths of each token's stack of gated units; () for one
+            unit of width D.
+        pooling: `mean` over tokens, or `flatten` to T·D (the release, before its prediction MLP).
+        mixing_init: `xavier`; `zero`, no mixing (under `paper` tokens of zeros, as empty histories
+            give, then have gradients up to 316 times too large a block); `commutation`, RankMixer's
+            (needs T to divide D).
+        mixing_block: d in W ⊗ I_d; 1 mixes every coordinate.
+        mixing_rank: rank of W's factors, 0 for full.
+        mixing_terms: K in the sum of A_k ⊗ B_k, 0 for one matrix.
     """
 
     variant: Literal["paper", "code"] = "paper"
@@ -239,7 +243,7 @@ class ResidualMixing(nn.Module):
 
     def forward(self, tokens_BTD: Tensor) -> Tensor:
         """Return (B, T, D) of (B, T, D)."""
-        flat = self.norm(tokens_BTD.flatten(1))
+        flat = self.norm(tokens_BTD.flatten(1))  # (B, T·D)
         mixed = self._sum_of_products(flat) if self.terms else self._product(flat)
         if self.bias is not None:
             mixed = mixed + self.bias
@@ -247,7 +251,7 @@ class ResidualMixing(nn.Module):
 
     def _product(self, flat: Tensor) -> Tensor:
         if self.block > 1:
-            flat = flat.unflatten(1, (-1, self.block)).mT
+            flat = flat.unflatten(1, (-1, self.block)).mT  # (B, d, T·D / d)
         mixed = functional.linear(flat, self.weight)
         if self.left is not None:
             mixed = functional.linear(mixed, self.left)
@@ -258,7 +262,7 @@ class ResidualMixing(nn.Module):
         assert self.left is not None
         num_tokens, dim = self.left.shape[0], self.weight.shape[-1]
         turned = functional.linear(flat.unflatten(1, (num_tokens, dim)), self.weight.flatten(0, 1))
-        turned = turned.view(-1, num_tokens * self.terms, dim)
+        turned = turned.view(-1, num_tokens * self.terms, dim)  # (B, T·K, D)
         return torch.matmul(self.left.flatten(1), turned).flatten(1)
 
     @torch.no_grad()

@@ -3,8 +3,8 @@
 
 A layer's attention logits are three terms: scores of the softened tokens, `S = H* Wq (H* Wk)ᵀ`; a
 bias `P = p pᵀ` that keeps the principal directions which softening pushed down; and scores of the
-tokens as
-they are with projections of their own, `S̄ = H W̄q (H W̄k)ᵀ`. The values are the tokens,
+unsoftened
+tokens with projections of their own, `S̄ = H W̄q (H W̄k)ᵀ`. The values are the tokens,
 unprojected: `softmax(S + α P + γ S̄) H`. Residual, LayerNorm, per-token feed-forward, LayerNorm;
 the tower's output is the mean over tokens.
 
@@ -42,26 +42,29 @@ Value = Literal["tokens", "projected", "softened"]
 
 @dataclass(frozen=True, kw_only=True)
 class SpecFormerConfig(TowerConfig):
-    """SpecFormer's settings; the paper's ablations are values of them.
+    """SpecFormer's settings; the paper's ablations (a) to (g) are values of them.
 
-    num_layers: SpecFormer layers. ffn_ratio: hidden width of the per-token feed-forward over D.
-    alpha, gamma: weights of the position bias and of the unsoftened scores; 0 removes the term
-      (ablations d, f).
-    logit_scale: `none` (the paper) or `rsqrt_dim`, which multiplies both scores by 1/√D.
-    softening: `power`, σ^τ (the paper); `relative`, σ1 (σ/σ1)^τ, which keeps the tokens' scale;
-    `none`
-      (ablation a).
-    value: `tokens` (the paper), `projected` by a learned matrix (b) or `softened` (c).
-    position_bias: `rank1` (the paper), `diagonal`, `identity` (e) or `none`. through_vectors: let
-      gradients of `rank1` flow into the singular vectors too.
-    softened_scores: False drops S (g).
-    score_form: `terms` adds three matrices; `concat` is one attention call of width 2D + 1. Equal;
-      `terms` is the faster one wherever it was measured (models/README.md).
-    floor: eigenvalues are floored at this share of the largest. norm_eps: of the LayerNorms.
-    precision: `measured` decomposes in float32 what is measured to be conditioned for it, `double`
-      nothing. eigensolver: `lapack`, one matrix after the other, or `jacobi`, all at once.
-    warmup: share of a run's steps, from the first, in which γ S̄ alone makes the logits (the paper
-      takes 0.05; 1 in a run that is the warm-up).
+    Args:
+        num_layers: SpecFormer layers.
+        ffn_ratio: hidden width of the per-token feed-forward over D.
+        alpha: weight of the position bias; 0 removes it (d).
+        gamma: weight of the unsoftened scores; 0 removes them (f).
+        logit_scale: `none` (the paper) or `rsqrt_dim`, which multiplies both scores by 1/√D.
+        softening: `power`, σ^τ (the paper); `relative`, σ1 (σ/σ1)^τ, which keeps the tokens' scale;
+            `none` (a).
+        value: `tokens` (the paper), `projected` by a learned matrix (b) or `softened` (c).
+        position_bias: `rank1` (the paper), `diagonal`, `identity` (e) or `none`.
+        through_vectors: whether gradients of `rank1` flow into the singular vectors too.
+        softened_scores: False drops S (g).
+        score_form: `terms` adds three matrices; `concat` is one attention call of width 2D + 1. The
+            results are equal; `terms` is faster wherever it was measured (models/README.md).
+        floor: eigenvalues are floored at this share of the largest.
+        norm_eps: epsilon of the LayerNorms.
+        precision: `measured` decomposes in float32 what is conditioned well enough; `double`
+            decomposes everything in float64.
+        eigensolver: `lapack`, one matrix after the other, or `jacobi`, all at once.
+        warmup: share of a run's steps, from the first, in which γ S̄ alone makes the logits. The
+            paper takes 0.05; it is 1 in a run that is the warm-up.
     """
 
     num_layers: int = 3
@@ -154,7 +157,7 @@ class SpecFormer(Tower):
         """Turn the warm-up on or off: logits are γ S̄ alone, everything else is as it is.
 
         Parameters that the warm-up does not read get zero gradients, not none, so that distributed
-        reducers hear from each of them in each step.
+        reducers get a gradient of each of them in each step.
 
         Raises ValueError if γ is 0.
         """
@@ -217,8 +220,10 @@ class SpecFormerLayer(nn.Module):
         if config.has_softening or config.has_position:
             # The gradient of singular vectors is one over gaps that float32 cannot tell.
             precision = "double" if config.through_vectors else config.precision
+            # values (B, n), vectors (B, T or D, n) with n = min(T, D)
             spectrum = decompose(tokens, precision, config.eigensolver)
             tau = self.a.sigmoid()[0] if self.a is not None else 1.0
+            # (B, T, D) and (B, n)
             powered, sigma = soften(tokens, tau, spectrum, config.floor)
             if config.has_softening:
                 softened = powered
@@ -227,7 +232,7 @@ class SpecFormerLayer(nn.Module):
             beta = self.beta if self.beta is not None else sigma.new_zeros(3)
             if config.has_position and config.position_bias == "rank1":
                 position = position_vector(tokens, sigma, spectrum, beta, config.through_vectors)
-                position = position.to(softened.dtype)
+                position = position.to(softened.dtype)  # (B, T)
             elif config.has_position:
                 bias = position_bias(config.position_bias, tokens, sigma, spectrum, beta)
                 bias = bias.to(softened.dtype)
@@ -235,7 +240,7 @@ class SpecFormerLayer(nn.Module):
         if config.score_form == "concat":
             return self._concatenated(tokens, softened, position, value)
         if position is not None:
-            bias = position[:, :, None] * position[:, None, :]
+            bias = position[:, :, None] * position[:, None, :]  # (B, T, T)
         logits = None if bias is None else config.alpha * bias
         if self.query is not None and self.key is not None:
             scores = _bilinear(softened, self.query, self.key, self.scale)
@@ -245,7 +250,7 @@ class SpecFormerLayer(nn.Module):
             scores = _bilinear(tokens, self.spatial_query, self.spatial_key, scale)
             logits = scores if logits is None else logits + scores
         assert logits is not None
-        return self.attention_map(logits.softmax(dim=-1)) @ value
+        return self.attention_map(logits.softmax(dim=-1)) @ value  # (B, T, T) @ (B, T, D)
 
     def _concatenated(
         self, tokens: Tensor, softened: Tensor, position: Tensor | None, value: Tensor
@@ -261,7 +266,7 @@ class SpecFormerLayer(nn.Module):
         if self.spatial_query is not None and self.spatial_key is not None:
             queries.append(self.config.gamma * self.scale * (tokens @ self.spatial_query))
             keys.append(tokens @ self.spatial_key)
-        query, key = torch.cat(queries, -1), torch.cat(keys, -1)
+        query, key = torch.cat(queries, -1), torch.cat(keys, -1)  # (B, T, 2D + 1) each
         heads = (x[:, None] for x in (query, key, value.to(query.dtype)))
         return attention(*heads, scale=1.0)[:, 0]
 
@@ -284,4 +289,5 @@ def _square(dim: int) -> nn.Parameter:
 
 def _bilinear(tokens: Tensor, query: Tensor, key: Tensor, scale: float) -> Tensor:
     """Return `scale · (X Wq)(X Wk)ᵀ` (B, T, T), projecting X once."""
+    # (B, T, D) @ (D, D) @ (B, D, T)
     return (tokens @ (scale * (query @ key.mT))) @ tokens.mT

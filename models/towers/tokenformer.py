@@ -48,21 +48,20 @@ Mode = Literal["impression", "user_centric"]
 class TokenFormerConfig(StreamTowerConfig):
     """TokenFormer's settings.
 
-    mode: `impression` scores targets after the history; `user_centric` also returns outputs at
-    every
-      item of the history, each blind to its own and later actions.
-    num_layers, num_full_layers, windows: the first num_full_layers see everything before them, each
-      other layer a window (in tokens, itself included) of `windows`.
-    num_heads: attention heads; expansion: hidden width of the feed-forward over D.
-    max_length: newest events of a history that are used. num_actions: classes of action tokens; 0
-    if
-      streams have none.
-    static_bidirectional: fields see each other both ways (the paper: causal), which makes the tower
-      blind to their order.
-    gate: start of the NLIR gate's weights, `xavier` or `zero` (a gate of ½), or `none` for no gate.
-    output_projection: `none` (the paper), or a square map `before_gate` or `after_gate`.
-    right_align: number events so that the newest has position max_length, whatever the history's
-      length. rope_base: base of the rotary positions.
+    Args:
+        mode: `impression` scores targets after the history; `user_centric` also returns outputs at
+            every item of the history, none of which sees its own action or a later one.
+        num_layers: layers in all.
+        num_full_layers: the first layers, which see everything before a token.
+        windows: how many tokens, itself included, a token of each other layer sees.
+        num_heads: attention heads.
+        expansion: hidden width of the feed-forward over D.
+        static_bidirectional: whether fields see each other both ways (the paper: causal), so that
+            their order does not matter.
+        gate: start of the NLIR gate's weights, `xavier` or `zero` (a gate of ½); `none`: no gate.
+        output_projection: `none` (the paper), or a square map `before_gate` or `after_gate`.
+        right_align: whether the newest event has position max_length whatever the history's length.
+        rope_base: base of the rotary positions.
     """
 
     mode: Mode = "impression"
@@ -186,9 +185,9 @@ class TokenFormer(Tower):
         layers: list[Past] = []
         for number, block in enumerate(self.layers):
             assert isinstance(block, InteractionBlock)
-            normed = block.attention_norm(x_PD)
+            normed = block.attention_norm(x_PD)  # (P, D)
             rotation = _of_rows(table, rows)
-            key, value = block.keys_values(normed, rotation)
+            key, value = block.keys_values(normed, rotation)  # (P, H, D / H) each
             band = self._band(number, packed)
             layers.append(Past.of(key, value, band))
             if number + 1 == config.num_layers and not user_centric:
@@ -200,7 +199,7 @@ class TokenFormer(Tower):
                 rotation = _of_rows(table, rows)
                 band = self._asked(band, number, packed, kept)
             query, gate = block.queries_gate(normed, rotation)
-            attended = attention(query, key, value, mask=band)
+            attended = attention(query, key, value, mask=band)  # (P kept, H, D / H)
             x_PD = block.finish(x_PD, attended.flatten(-2), gate)
         last = torch.full_like(packed.counts, config.max_length + 1)
         positions = packed.counts + 1 if user_centric and not config.right_align else last
@@ -229,6 +228,7 @@ class TokenFormer(Tower):
                 size = past.key.shape[2]
                 seen = own.new_ones(1, size) if past.present is None else past.present
                 seen = seen[:, None, None].expand(-1, -1, num_targets, -1)
+                # (B or 1, 1, V, S + V): the context's columns, then the target itself
                 mask = torch.cat([seen, own.expand(len(seen), 1, -1, -1)], dim=-1)
             targets = block(targets, (cos, sin), mask, (past.key, past.value))
         return targets
