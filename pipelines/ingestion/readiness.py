@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.ingestion.partition import MANIFEST, day_of_path
 from trainer.checkpoint.storage import Folder, locate
+from trainer.data.discovery import list_files
 
 MARKS = ("manifest", "success", "watermark", "rows", "files")
 SUCCESS, WATERMARK = "_SUCCESS", "_watermark"
@@ -84,7 +86,12 @@ class Readiness:
 
 
 def files_of(folder: Folder) -> list[Folder]:
-    """Return the files of a day, at any depth and in order, without those that are marks."""
+    """Return the files of a day, at any depth and in order, without those that are marks.
+
+    On a disk each real file once, through links too (`trainer/data/discovery.py`).
+    """
+    if isinstance(folder, Path):
+        return [Path(path) for path in list_files(folder)]
     found: list[Folder] = []
     for path in sorted(folder.iterdir(), key=str):
         if path.name.startswith((".", "_")):

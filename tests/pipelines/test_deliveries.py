@@ -193,3 +193,18 @@ def test_torchx_starts_processes_that_share_the_days(raw, tmp_path):
     assert list(read_manifests(tmp_path / "out")) == DAYS
     for rank in (0, 1):
         assert re.search(rf"\[{rank}\]:2026-01-0\d: new, 3 rows", done.stderr), done.stderr
+
+
+def test_a_day_behind_a_link_is_delivered_and_a_loop_in_it_adds_nothing(tmp_path):
+    table = pa.table({"user": [1, 2], "ts": [NOON, NOON], "click": [0, 1]})
+    (tmp_path / "archive" / "x").mkdir(parents=True)
+    (tmp_path / "raw").mkdir()
+    pq.write_table(table, tmp_path / "archive" / "x" / "a.parquet")
+    (tmp_path / "archive" / "x" / "loop").symlink_to("..")
+    (tmp_path / "archive" / "x" / "again.parquet").symlink_to("a.parquet")
+    (tmp_path / "raw" / "dt=2026-01-01").symlink_to(tmp_path / "archive" / "x")
+    (tmp_path / "s.yaml").write_text(json.dumps(flat_schema().to_dict()))
+    arguments = [str(tmp_path / "raw"), "--schema", str(tmp_path / "s.yaml"), "--output"]
+    assert main([*arguments, str(tmp_path / "out"), "--ready", "rows", "--ready-rows", "2"]) == 0
+    manifest = json.loads((tmp_path / "out/dt=2026-01-01/_manifest.json").read_text())
+    assert manifest["rows"] == 2 and list(manifest["made_from"]["files"]) == ["a.parquet"]
