@@ -49,6 +49,10 @@ def is_canonical(text: pa.Array) -> Mask:
 
     07, +7, 0x7 and -0 are not: as ids they are other names than 7 and 0.
     """
+    leading = pc.and_(pc.starts_with(text, pattern="0"), pc.greater(pc.binary_length(text), 1))
+    plain = pc.and_not(pc.ascii_is_decimal(text), leading)
+    if pc.all(plain).as_py() is not False:  # the usual case costs no regular expression
+        return np.ones(len(text), np.bool_)
     matches = pc.match_substring_regex(text, pattern=_CANONICAL)
     return matches.fill_null(True).to_numpy(zero_copy_only=False)
 

@@ -61,7 +61,7 @@ class Records:
         malformed: (position, what is wrong, text) of the bad lines.
     """
 
-    text: bytes
+    text: bytes | memoryview
     numbers: NDArray[np.int64]
     malformed: list[tuple[int, str, str]] = field(default_factory=list)
 
@@ -130,12 +130,14 @@ class Cutter:
             for line in bad.tolist()
         ]
         cuts = np.concatenate([[-1], bad, [len(kinds)]])
+        view = memoryview(data)
         pieces = [
-            data[starts[first + 1] : ends[last - 1] + 1]
+            view[starts[first + 1] : ends[last - 1] + 1]
             for first, last in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
             if last > first + 1
         ]
-        return Records(b"".join(pieces), positions[kinds == _FIRST], malformed)
+        text = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return Records(text, positions[kinds == _FIRST], malformed)
 
     def _quoted(
         self, lines: _Lines, kinds: NDArray[np.int8], whys: dict[int, str], is_last: bool

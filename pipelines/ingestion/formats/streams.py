@@ -104,6 +104,7 @@ def read_text(path: str, config: SourceConfig) -> Iterator[bytes]:
         ValueError: the file cannot be read, or looks like UTF-16 without its mark.
     """
     decoder: codecs.IncrementalDecoder | None = None
+    is_utf8 = False
     for block in read_blocks(path, config.block_bytes):
         if decoder is None:
             encoding = config.encoding
@@ -116,6 +117,10 @@ def read_text(path: str, config: SourceConfig) -> Iterator[bytes]:
                         "has them; say --encoding utf-16-le (or utf-16-be)"
                     )
             decoder = codecs.getincrementaldecoder(encoding)("backslashreplace")
+            is_utf8 = codecs.lookup(encoding).name == "utf-8"
+        if is_utf8 and block.isascii() and not decoder.getstate()[0]:
+            yield block  # nothing to decode
+            continue
         yield decoder.decode(block).encode("utf-8", "backslashreplace")
     if decoder is not None:
         yield decoder.decode(b"", final=True).encode("utf-8", "backslashreplace")
