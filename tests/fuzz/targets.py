@@ -141,7 +141,7 @@ class ManifestTarget(Target):
         for key, kind in layout.RUN.items():
             first = kind[0] if isinstance(kind, tuple) else kind
             values.setdefault(key, first())
-        values |= {"files": {".metadata": [10, 10]}, "step": 3, "world_size": 1}
+        values |= {"files": {"index.json": [10, 10]}, "step": 3, "world_size": 1}
         self.tree, self.seal = values, layout._seal
         self.text = self.seal(values)
 
