@@ -18,22 +18,23 @@ from torchrec.streamable import Pipelineable
 class Batch(Pipelineable):
     """B examples, ready for the tables: ids are final row numbers, or raw where a table is dynamic.
 
-    sparse: KeyedJaggedTensor over the schema's sparse features in order, values int64 table rows
-      (of dynamic tables ids, `MISSING_ID` for a null). A
-      feature of kind `id` has exactly one value an example; the sequences of one history have equal
-      lengths, oldest event first. If a feature of the schema has weights, the tensor has, (N,)
-      float32: of a bag's ids by what each vector is multiplied in the sum (its weight, or 1, over
-      the number of ids where the bag takes the mean), of others 1.
-    dense: (B, C) float32; NaN where the log has a null.
-    labels: (B, K) float32 in {0, 1}; 0 where absent.
-    weights: (B, K) float32 >= 0; 0 masks an absent label and padding.
-    groups: (B,) int64, the hashed user by which GAUC groups examples (0 when the schema has no
-      user).
-    actions: (N,) int64 past actions of the first history that has them (bit k: the k-th label),
-      aligned with that history's values; empty when the schema has none.
-    num_padding: how many of the B examples, at the end, are padding (weight 0) that evens out
-      ranks.
-    day: the latest of the examples' days, since the epoch; 0 if the log has none.
+    Attributes:
+        sparse: the schema's sparse features in order. Values are int64 table rows, or ids where a
+            table is dynamic (`MISSING_ID` for a null). A feature of kind `id` has one value an
+            example. The sequences of one history have equal lengths, oldest event first. If a
+            feature of the schema has weights, the tensor has weights (N,) float32: for the ids of a
+            bag the factor of each vector in the sum (its weight, or 1, over the number of ids where
+            the bag takes the mean), for others 1.
+        dense: (B, C) float32; NaN where the log has a null.
+        labels: (B, K) float32 in {0, 1}; 0 where absent.
+        weights: (B, K) float32 >= 0; 0 masks an absent label and padding.
+        groups: (B,) int64, the hashed user by which GAUC groups examples; 0 if the schema has no
+            user.
+        actions: (N,) int64 past actions of the first history that has them (bit k: the k-th label),
+            aligned with that history's values; empty if the schema has none.
+        num_padding: how many of the B examples, at the end, are padding (weight 0) that evens out
+            ranks.
+        day: the latest of the examples' days, since the epoch; 0 if the log has none.
     """
 
     sparse: KeyedJaggedTensor

@@ -23,9 +23,12 @@ from models.layers import MLP, Activation, check_choices, xavier_linear
 class HeadConfig:
     """What stands between a tower and its logits.
 
-    hidden_units: widths of the layers before the logits. dropout: probability after each.
-    prior: the share of positives p that the logits' biases start at, logit(p), one number a task or
-      one for all; () starts them at 0.
+    Args:
+        hidden_units: widths of the layers before the logits.
+        activation: after each of them.
+        dropout: probability after each of them.
+        prior: share of positives p whose logit the biases start at, one number a task or one for
+            all; () starts them at 0.
     """
 
     hidden_units: tuple[int, ...] = (128,)

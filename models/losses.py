@@ -20,7 +20,10 @@ from torch.nn import functional
 def weighted_bce(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weighted mean of binary cross-entropies and the sum of the weights, two scalars.
 
-    logits, labels, weights: (B, K); weights >= 0, 0 masks an absent label whatever its value.
+    Args:
+        logits: (B, K).
+        labels: (B, K) in {0, 1}.
+        weights: (B, K) >= 0; 0 masks an absent label, whatever its value.
     """
     losses = functional.binary_cross_entropy_with_logits(
         logits.float(), torch.where(weights > 0, labels, 0.0), reduction="none"
@@ -31,7 +34,12 @@ def weighted_bce(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tenso
 def action_cross_entropy(logits: Tensor, actions: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weighted mean of softmax cross-entropies and the sum of the weights, two scalars.
 
-    logits: (N, C); actions: (N,) int64 classes; weights: (N,) >= 0. N may be 0. Equation 21.
+    Equation 21.
+
+    Args:
+        logits: (N, C); N may be 0.
+        actions: (N,) int64 classes.
+        weights: (N,) >= 0.
     """
     losses = functional.cross_entropy(logits.float(), actions, reduction="none")
     return _weighted_mean(losses, weights)
@@ -58,8 +66,9 @@ def task_logits(class_logits: Tensor, num_tasks: int) -> Tensor:
             f"losses: {num_tasks} binary tasks make {2**num_tasks} classes, got {num_classes}"
         )
     classes = torch.arange(num_classes, device=class_logits.device)
+    # (K, C): whether class c has bit k
     bits = (classes >> torch.arange(num_tasks, device=classes.device)[:, None]) & 1 == 1
-    spread = class_logits.float()[..., None, :]
+    spread = class_logits.float()[..., None, :]  # (..., 1, C)
     positive = spread.masked_fill(~bits, -torch.inf).logsumexp(-1)
     negative = spread.masked_fill(bits, -torch.inf).logsumexp(-1)
     return positive - negative

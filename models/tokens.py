@@ -31,15 +31,17 @@ from models.stream import Stream
 class TokenizerConfig:
     """How features become tokens.
 
-    token_dim: D.
-    num_tokens: 0 for one token a field, else the T slices that all fields' embeddings are cut into.
-    dense_dim: width that a dense column is expanded to before projection.
-    history_pooling: the tokens a history adds for towers that read no stream, in order: `mean`,
-      `last` (newest event), `attention` (events weighted by their match with the item's fields).
-    target_fields: what a stream's target token is made of: the `item`'s fields, or `all` fields of
-      the example. No effect on towers that read no stream.
-    stream_fields: names of the context fields that are tokens of a stream; empty: all of them.
-    projection: how fields or slices become tokens. No effect on streams.
+    Args:
+        token_dim: D.
+        num_tokens: 0 for one token a field, else the T slices that all fields' embeddings are cut
+            into.
+        dense_dim: width that a dense column is expanded to before projection.
+        history_pooling: the tokens a history adds for towers that read no stream, in order: `mean`,
+            `last` (newest event), `attention` (events weighted by their match with the item).
+        target_fields: what a stream's target token is made of: the `item`'s fields, or `all` fields
+            of the example. No effect on towers that read no stream.
+        stream_fields: names of the context fields that are tokens of a stream; empty: all of them.
+        projection: how fields or slices become tokens. No effect on streams.
     """
 
     token_dim: int = 32

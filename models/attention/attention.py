@@ -57,10 +57,13 @@ def attention(
 ) -> Tensor:
     """Return softmax(scale · q kᵀ + mask) v, (B, H, Q, Dv), or (Q, H, d) of packed rows.
 
-    query: (B, H, Q, Dk); key: (B, H, S, Dk); value: (B, H, S, Dv).
-    mask: boolean (True = visible) or additive, broadcast to (B, H, Q, S); excludes `causal`, which
-    lets query i see keys 0 to i. scale: 1/√Dk unless given.
-    With a `Band` as mask: query (Q, H, d), key and value (P, H, d), no `causal`.
+    Args:
+        query: (B, H, Q, Dk), or (Q, H, d) with a `Band`.
+        key: (B, H, S, Dk), or (P, H, d) with a `Band`.
+        value: (B, H, S, Dv), or (P, H, d) with a `Band`.
+        mask: boolean (True = visible) or additive, broadcast to (B, H, Q, S); or a `Band`.
+        causal: whether query i sees keys 0 to i alone; excludes a mask.
+        scale: 1/√Dk unless given.
     """
     if not isinstance(mask, Band):
         return kernels.sdpa(query, key, value, mask, causal=causal, scale=scale)
