@@ -22,7 +22,7 @@ from pipelines.ingest import describe, ingest
 from pipelines.ingestion.ingestion import IngestConfig
 from pipelines.schema import main as propose
 from tests.support.raw_logs import xxh
-from trainer.config.config import apply_overrides
+from trainer.config.command_line import apply_overrides
 from trainer.config.fit_to_log import choose_split, unsaid
 from trainer.data.columns import to_integers
 from trainer.data.files import RowInterval, days_of, discover
