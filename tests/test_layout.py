@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -162,6 +163,16 @@ def test_make_targets_in_documents_exist(document: str) -> None:
     spans = re.findall(r"```bash\n.*?```|`[^`\n]+`", text, re.DOTALL)
     goals = [goal for span in spans for goal in re.findall(r"\bmake((?: [a-z]+)+)", span)]
     assert {word for goal in goals for word in goal.split()} <= set(targets)
+
+
+def test_every_marker_of_tests_is_used_and_explained() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    markers = settings["tool"]["pytest"]["ini_options"]["markers"]
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    tests = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
+    for marker in (marker.partition(":")[0] for marker in markers):
+        assert f"`{marker}`" in contributing, marker
+        assert any(f"pytest.mark.{marker}" in text for text in tests), marker
 
 
 def module_strings() -> dict[str, str]:
