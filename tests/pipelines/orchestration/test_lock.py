@@ -127,6 +127,7 @@ def test_another_mount_of_the_folder_may_have_locks_of_its_own(tmp_path):
         (2**70, "17", False),
         (-1, "17", False),
     ],
+    ids=["alive", "reused", "highest", "absurd", "negative"],
 )
 def test_an_owner_among_the_same_process_ids_is_known_by_id_and_start(
     pid, started, refused, tmp_path, no_flock
