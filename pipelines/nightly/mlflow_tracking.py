@@ -66,7 +66,11 @@ class MlflowConfig:
     def __post_init__(self) -> None:
         """Check the fields, and that the client is there, before a night is trained."""
         parts = urllib.parse.urlsplit(self.uri)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in self.public:
+        # A slash in a password ends the host's part too early; a quote or a space ends an address
+        # in a text, so that the password behind it would be shown.
+        is_cut = "@" in f"{parts.path}{parts.query}{parts.fragment}"
+        is_cut = is_cut or re.search(r"[\s'\"<>]", self.uri) is not None
+        if parts.scheme not in ("http", "https") or not parts.hostname or is_cut:
             shown = self.uri.rpartition("@")[2]  # what comes before may be secret
             raise ValueError(
                 "--mlflow: expected a server's URL such as http://mlflow:5000, with / and other "
