@@ -24,6 +24,7 @@ from trainer.config.config import TrainConfig
 from trainer.distributed.precision import PrecisionConfig
 from trainer.distributed.train_pipeline import Pipeline
 from trainer.metrics.details import Details
+from trainer.metrics.validity import ADVICE as DOUBTS
 from trainer.runtime.runtime import Runtime
 from trainer.trainer import Trainer
 
@@ -245,10 +246,11 @@ def test_counts_and_alerts_of_tables_go_on_where_a_run_was_interrupted(
     words = ("--checkpoint.interval-steps", "4", "--telemetry.interval-steps", "2")
     config = dynamic(runs.small("dlrm.demo", logs, *words), 16, eviction="none")
     metrics = processes.run(runs.train, config, tmp_path / "whole", world_size=1)[0]
-    assert metrics["alerts"] == ["failed_inserts"]
+    of_training = set(metrics["alerts"]) - set(DOUBTS)  # ten steps make no good model
+    assert of_training == {"failed_inserts"}
     processes.run(runs.train_until, config, tmp_path / "cut", 7, world_size=1)
     resumed = processes.run(runs.train, config, tmp_path / "cut", world_size=1)[0]
-    assert resumed["alerts"] == ["failed_inserts"]
+    assert resumed["alerts"] == metrics["alerts"]
     lines = [
         json.loads((tmp_path / name / "tables.jsonl").read_text("utf-8").splitlines()[-1])["tables"]
         for name in ("whole", "cut")

@@ -87,7 +87,8 @@ class GroupedRows:
             np.stack([_label_sums(codes, rows[:, :, k]) for k in range(self.num_labels)])
         )
         if device is not None:
-            total, largest = sums[:, :4].to(device), sums[:, 4:].to(device)
+            # Collectives want contiguous memory, which a slice of columns is not.
+            total, largest = (one.contiguous().to(device) for one in (sums[:, :4], sums[:, 4:]))
             dist.all_reduce(total, group=group)
             dist.all_reduce(largest, dist.ReduceOp.MAX, group)
             sums = torch.cat([total, largest], 1)
