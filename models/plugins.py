@@ -15,6 +15,8 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 
 GROUP = "fullrank.towers"
+# Of the option --tower.
+TOWER_HELP = "settings of a tower from another package that announces none; imports the module"
 
 
 def announced() -> dict[str, EntryPoint]:

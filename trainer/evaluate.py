@@ -17,15 +17,10 @@ import json
 import sys
 from collections.abc import Sequence
 
-from trainer.data.splits import parse_rows
-from trainer.evaluation.evaluate import Detail, evaluate_checkpoint
-from trainer.recipes.load import TOWER_HELP, import_tower
+from models.plugins import TOWER_HELP
 from trainer.runtime.atomic_files import json_ready
-from trainer.runtime.exit_codes import exit_code
 from trainer.runtime.program import program
-from trainer.runtime.runtime import start
 from trainer.telemetry.summary_lines import evaluated_lines
-from trainer.warm_start.policies import resolve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,6 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--slice-by", metavar="COLUMN", action="append", default=[], help=by)
     parser.add_argument("--tower", metavar="MODULE:CLASS", default="", help=TOWER_HELP)
     options = parser.parse_args(arguments)
+
+    # Imported after the words are read: --help and a misspelt option need no torch.
+    from trainer.data.splits import parse_rows
+    from trainer.evaluation.evaluate import Detail, evaluate_checkpoint
+    from trainer.recipes.load import import_tower
+    from trainer.runtime.exit_codes import exit_code
+    from trainer.runtime.runtime import start
+    from trainer.warm_start.policies import resolve
 
     def work() -> None:
         parse_rows(options.rows, "--rows")

@@ -9,7 +9,8 @@ import torch
 from sklearn.metrics import log_loss, roc_auc_score
 
 from tests.support.paired import Rows, assess, compare
-from trainer.compare import Checked, main
+from trainer.compare import main
+from trainer.evaluation.compare import Checked
 from trainer.evaluation.comparison import Comparison
 from trainer.metrics.bootstrap import drift
 from trainer.metrics.gauc import NO_USER

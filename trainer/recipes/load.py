@@ -25,8 +25,6 @@ from trainer.config.names import unknown_recipe
 from trainer.recipes.datasets import DATASETS
 from trainer.recipes.towers import TOWERS, Entry, fields, stream
 
-TOWER_HELP = "settings of a tower from another package that announces none; imports the module"
-
 
 class Recipe(NamedTuple):
     """A named run.

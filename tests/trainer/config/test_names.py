@@ -62,6 +62,8 @@ def test_the_names_of_a_recipe_are_its_own_and_no_other(name):
         ("trainer.plan dlrm.demmo --world-size 8", 2),
         ("trainer.plan dlrm.demo --world-size 8 --loader.batchsize 3", 2),
         ("trainer.doctor --help", 0),
+        ("trainer.evaluate --help", 0),
+        ("trainer.compare --help", 0),
         ("pipelines.cli --help", 0),
         ("pipelines.cli --completion", 0),
         ("pipelines.cli trian dlrm.demo", 2),

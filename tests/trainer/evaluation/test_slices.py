@@ -15,11 +15,11 @@ from sklearn.metrics import roc_auc_score
 
 from embeddings.schema.schema import Label, Schema, SparseFeature, Table
 from tests.support import runs
-from trainer import compare
 from trainer.checkpoint.layout import complete
 from trainer.data.files import LogFile, discover
 from trainer.data.loader import LoaderConfig
-from trainer.evaluation.evaluate import Detail, evaluate_checkpoint
+from trainer.evaluation import compare
+from trainer.evaluation.evaluate import Detail, evaluate_checkpoint, read_config
 from trainer.evaluation.slices import SliceCodes, _side_schema
 from trainer.evaluation.slicing import find_days, find_slices
 from trainer.recipes.schemas import demo
@@ -46,9 +46,7 @@ def sliced(runtime, checkpoint, data):
 
 def predictions(runtime, checkpoint, data):
     """The model's rows in the order of the files, and what it is against itself."""
-    rows = compare.Rows(
-        str(data), (":".join(runs.DAYS), ""), compare.read_config(checkpoint)[0].loader
-    )
+    rows = compare.Rows(str(data), (":".join(runs.DAYS), ""), read_config(checkpoint)[0].loader)
     batches = []
     compare.Model(checkpoint, rows, runtime).predict(lambda batch, _: batches.append(batch))
     columns = [np.concatenate([one.numpy() for one in part]) for part in zip(*batches, strict=True)]
