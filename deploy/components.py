@@ -254,7 +254,9 @@ def parse_topology(j: str) -> tuple[int, int, int]:
 def python_script(words: list[str], threads: int, meet: str = "", endpoint: str = "") -> str:
     """Return a node's bash script, `python -m WORDS`; torchx turns `$$` into a dollar sign.
 
-    meet: lines that find node 0. endpoint: options of the command that only bash can fill in.
+    Args:
+        meet: lines that find node 0.
+        endpoint: options of the command that only bash can fill in.
     """
     module, *others = words
     command = [f'exec "$$python" -m {module}', endpoint, *(quote(word) for word in others)]

@@ -25,11 +25,13 @@ from models.layers import RMS_EPS, PerTokenLinear, check_choices, xavier_linear
 class ProjectionConfig:
     """How fields, or slices of them, become tokens.
 
-    kind: by an `own` matrix each; by one perceptron for all (`shared_mlp`); by one perceptron from
-      all columns to all tokens (`joint_mlp`).
-    hidden, dropout: units of the perceptron, and probability of dropout after them.
-    field_dim: read only so many first columns of every field, for widths that lookup kernels cannot
-      have (no multiple of 4); 0 for all.
+    Args:
+        kind: by an `own` matrix each; by one perceptron for all (`shared_mlp`); by one perceptron
+            from all columns to all tokens (`joint_mlp`).
+        hidden: hidden units of the perceptron.
+        dropout: probability of dropout after the hidden units.
+        field_dim: read only so many first columns of every field, for widths that lookup kernels
+            cannot have (no multiple of 4); 0 for all.
     """
 
     kind: Literal["own", "shared_mlp", "joint_mlp"] = "own"
@@ -56,7 +58,8 @@ class ProjectionConfig:
     def build(self, widths: list[int], token_dim: int) -> nn.Module:
         """Return the module from fields or slices of these widths, concatenated, to (B, T, D).
 
-        Raises ValueError if `shared_mlp` is to read fields of different widths.
+        Raises:
+            ValueError: `shared_mlp` is to read fields of different widths.
         """
         if self.kind == "own":
             return FieldProjection(widths, token_dim)
@@ -74,8 +77,9 @@ class ProjectionConfig:
 class DenseExpansion(nn.Module):
     """Expand C numbers to vectors: x * w + b, or the column's own vector where x is missing.
 
-    standardized: which columns are first shifted and scaled, (x - mean) / std, by what
-      `standardize` was given; until then nothing happens to them.
+    Args:
+        standardized: which columns are first shifted and scaled, (x - mean) / std, by what
+            `standardize` was given; until then nothing happens to them.
     """
 
     def __init__(self, standardized: Sequence[bool], dense_dim: int) -> None:
@@ -116,10 +120,13 @@ class FieldColumns(nn.Module):
     """Choose and pad the columns that become tokens: (B, sum of widths) to (B, S).
 
     Attribute widths: of the fields, or of the slices where num_tokens is not 0, whose sum S is.
-    field_dim: read only so many first columns of every field (0: all), for widths that lookup
-    kernels cannot have.
 
-    Raises ValueError if there are fewer columns than slices.
+    Args:
+        field_dim: read only so many first columns of every field (0: all), for widths that lookup
+            kernels cannot have.
+
+    Raises:
+        ValueError: there are fewer columns than slices.
     """
 
     def __init__(self, widths: list[int], num_tokens: int, field_dim: int) -> None:

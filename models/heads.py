@@ -50,7 +50,8 @@ class HeadConfig:
     def build(self, input_dim: int, num_logits: int) -> Head:
         """Return the head from (..., input_dim) to (..., num_logits).
 
-        Raises ValueError if prior has neither one number nor one for each logit.
+        Raises:
+            ValueError: prior has neither one number nor one for each logit.
         """
         if len(self.prior) not in (0, 1, num_logits):
             raise ValueError(

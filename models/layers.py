@@ -36,7 +36,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def check_choices(config: object, section: str) -> None:
     """Raise ValueError if a `Literal` field of the dataclass `config` holds another value.
 
-    section: how the message names the configuration.
+    Args:
+        section: how the message names the configuration.
     """
     for name, hint in get_type_hints(type(config)).items():
         choices = get_args(hint) if get_origin(hint) is Literal else ()
@@ -63,7 +64,8 @@ def read_tokens(tokens: Tensor, num_tokens: int, token_dim: int, tower: str) -> 
 
     Half-precision tokens are widened to float32.
 
-    Raises ValueError if they are not floating-point numbers of shape (B, num_tokens, token_dim).
+    Raises:
+        ValueError: they are not floating-point numbers of shape (B, num_tokens, token_dim).
     """
     shape = tuple(tokens.shape)
     if len(shape) != 3 or shape[1:] != (num_tokens, token_dim):
@@ -81,7 +83,8 @@ def widen(values: Tensor, tower: str) -> Tensor:
     products of a tower are in half precision all the same; its residual sums and norms are not, and
     a norm of half-precision values by float32 gains would leave its fused kernel.
 
-    Raises ValueError if they are not floating-point numbers.
+    Raises:
+        ValueError: they are not floating-point numbers.
     """
     if not values.is_floating_point():
         raise ValueError(
@@ -146,7 +149,10 @@ def xavier_linear(in_features: int, out_features: int, bias: bool = True) -> nn.
 class MLP(nn.Module):
     """Linear layers with an activation after each: (..., D) to (..., hidden_units[-1]).
 
-    Without hidden units it is the identity. dropout: probability, applied after each activation.
+    Without hidden units it is the identity.
+
+    Args:
+        dropout: probability, applied after each activation.
     """
 
     def __init__(
@@ -178,7 +184,8 @@ class PerTokenLinear(nn.Module):
     Tokens come first, as the batched product wants them; `PerTokenFFN` and its kin transpose once
     on the way in and once on the way out. Weights are Xavier-normal, biases zero.
 
-    Raises ValueError if a size is not positive.
+    Raises:
+        ValueError: a size is not positive.
     """
 
     def __init__(
@@ -198,7 +205,8 @@ class PerTokenLinear(nn.Module):
     def forward(self, tokens_TBD: Tensor, slots: Tensor | None = None) -> Tensor:
         """Return (T, B, out) of (T, B, in).
 
-        slots: (T,) int64, whose weights each token uses; each its own if None.
+        Args:
+            slots: (T,) int64, whose weights each token uses; each its own if None.
         """
         weight, bias = self.weight, self.bias
         if slots is not None:
@@ -231,8 +239,11 @@ class PerTokenFFN(nn.Module):
 class PerTokenGLU(nn.Module):
     """Per-token gated unit on tokens-first input, (T, B, D) to (T, B, D).
 
-    `(GELU(x W1) ⊙ x W2) W3 + x Wr` (RankElastor, equation 4). extra_gate: `((x Ws + GELU(x W1)) ⊙ x
-    W2) W3 + x Wr`, the released code's unit. The maps of x that share a width are one product.
+    `(GELU(x W1) ⊙ x W2) W3 + x Wr` (RankElastor, equation 4). Projections of x that share a width
+    are one matrix product.
+
+    Args:
+        extra_gate: use `((x Ws + GELU(x W1)) ⊙ x W2) W3 + x Wr`, the released code's unit.
     """
 
     measured_as = "ffn"

@@ -53,12 +53,14 @@ def action_classes(labels: Tensor) -> Tensor:
 
 def task_logits(class_logits: Tensor, num_tasks: int) -> Tensor:
     """Return (..., K) logits whose sigmoid is each label's probability under (..., 2^K) class
+
     logits.
 
     The probability of label k is the sum over the classes with bit k; its logit is the difference
     of two log-sum-exps, which neither under- nor overflows.
 
-    Raises ValueError if the number of classes is not 2^K.
+    Raises:
+        ValueError: the number of classes is not 2^K.
     """
     num_classes = class_logits.shape[-1]
     if num_classes != 2**num_tasks:

@@ -30,9 +30,13 @@ from models.towers.specformer import SpecFormerConfig
 class Predictions(NamedTuple):
     """What a step returns beside its loss: all that metrics need.
 
-    probabilities, labels, weights: (B, K) float32. groups: (B,) int64.
-    weight_sum: 0-d, the weight that the loss was averaged over.
-    num_examples: how many of the B examples, from the first, are no padding.
+    Args:
+        probabilities: (B, K) float32.
+        labels: (B, K) float32.
+        weights: (B, K) float32.
+        groups: (B,) int64.
+        weight_sum: 0-d, the weight that the loss was averaged over.
+        num_examples: how many of the B examples, from the first, are no padding.
     """
 
     probabilities: Tensor

@@ -69,8 +69,9 @@ class TokenizerConfig:
 class Events(nn.Module):
     """Turn the aligned sequences of one history into one D-wide vector an event.
 
-    num_actions: classes of the action on each event, whose vector is added; 0 for a history
-      without.
+    Args:
+        num_actions: classes of the action on each event, whose vector is added; 0 for a history
+            without.
     """
 
     def __init__(
@@ -91,7 +92,8 @@ class Events(nn.Module):
     def forward(self, sequences: dict[str, JaggedTensor], actions: Tensor) -> tuple[Tensor, Tensor]:
         """Return events (N, D), oldest first in each example, and offsets (B + 1,).
 
-        Raises ValueError if the history's sequences, or its actions, differ in length.
+        Raises:
+            ValueError: the history's sequences, or its actions, differ in length.
         """
         counts = {name: len(sequences[name].values()) for name in self.names}
         if self.action is not None:

@@ -61,8 +61,9 @@ _ITEM_SOURCES = ("item", "ad", "target")
 def convert(values: dict[str, Any], dataset: str, num_embeddings: int, dim: int) -> tuple[str, str]:
     """Return the schema of `dataset` (empty: the only one) as YAML, and the dataset's name.
 
-    num_embeddings: rows of a table whose vocabulary the configuration does not know. dim: the width
-    of vectors that say none.
+    Args:
+        num_embeddings: rows of a table whose vocabulary the configuration does not know.
+        dim: the width of vectors that say none.
 
     Raises:
         ValueError: no such dataset, or a feature that cannot be read; its place is named.

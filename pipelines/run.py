@@ -117,7 +117,8 @@ def _end(module: Module, options: argparse.Namespace, status: RunStatus) -> None
 def run(pipeline: Pipeline, lock: Lock, status: RunStatus, first: str = "") -> int:
     """Make what is not done, and all from stage `first` on if given; return the exit code.
 
-    status: is updated when a stage enters another state.
+    Args:
+        status: is updated when a stage enters another state.
 
     Raises:
         ValueError: no stage is called `first`.

@@ -71,7 +71,8 @@ def shard_rows(num_embeddings: int, world_size: int) -> list[tuple[int, int]]:
 def owners(ids: Tensor, buckets: Tensor | int, world_size: int) -> Tensor:
     """Return the rank that holds each of the ids (int64).
 
-    buckets: K, one number or one an id.
+    Args:
+        buckets: K, one number or one an id.
     """
     bucket = (_shift(mix64(ids), 33) * buckets) >> 31
     bucket = bucket.masked_fill(ids == MISSING_ID, 0)

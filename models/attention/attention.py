@@ -200,8 +200,9 @@ def bfts_masks(
 ) -> list[Tensor]:
     """Return one (S, S) mask a layer: full causal layers, then sliding ones without static tokens.
 
-    num_static: leading field tokens, the separator not counted: it stays visible. windows: one a
-    sliding layer, in tokens, counting the token itself.
+    Args:
+        num_static: leading field tokens, the separator not counted: it stays visible.
+        windows: one a sliding layer, in tokens, counting the token itself.
     """
     full = [causal_mask(num_positions, device)] * num_full_layers
     return full + [

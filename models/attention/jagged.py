@@ -22,13 +22,15 @@ from torch.nn import functional
 class Band(NamedTuple):
     """Which packed rows see which: a row sees rows of its example up to itself, within a window.
 
-    offsets: (B + 1,) int64; example b owns rows offsets[b] to offsets[b + 1] - 1.
-    longest: rows of the longest example.
-    window: how many rows a row sees, itself included; None for all before it.
-    num_mutual: leading rows of each example that also see each other forwards; every example has
-      as many, and there is no window.
-    queries: (Q,) int64 ascending, the rows that ask; None: all do. most: the most of them in one
-      example. are_last: whether an example's queries are its last rows.
+    Args:
+        offsets: (B + 1,) int64; example b owns rows offsets[b] to offsets[b + 1] - 1.
+        longest: rows of the longest example.
+        window: how many rows a row sees, itself included; None for all before it.
+        num_mutual: leading rows of each example that also see each other forwards; every example
+            has as many, and there is no window.
+        queries: (Q,) int64 ascending, the rows that ask; None: all do.
+        most: the most of them in one example.
+        are_last: whether an example's queries are its last rows.
     """
 
     offsets: Tensor
@@ -83,7 +85,8 @@ class Band(NamedTuple):
 class Grid(NamedTuple):
     """A rectangle of B x S cells that holds packed rows.
 
-    cell: (P,) flat cell of each row; None if the rows fill the rectangle in order.
+    Args:
+        cell: (P,) flat cell of each row; None if the rows fill the rectangle in order.
     """
 
     cell: Tensor | None
@@ -94,7 +97,8 @@ class Grid(NamedTuple):
     def ending_together(offsets: Tensor, num_rows: int, size: int) -> Grid:
         """Return the grid whose last column holds the last row of every example.
 
-        offsets: (B + 1,), examples of at most `size` rows each, `num_rows` in all.
+        Args:
+            offsets: (B + 1,), examples of at most `size` rows each, `num_rows` in all.
         """
         num_examples = len(offsets) - 1
         if num_rows == num_examples * size:

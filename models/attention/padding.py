@@ -22,8 +22,9 @@ from models.stream import Stream
 class PaddedHistory(nn.Module):
     """Events of a stream as (B, L, D), newest last, and which of them are there, (B, L).
 
-    max_length: newest events that are used. num_actions: classes of the action on each event, 0 for
-    streams without.
+    Args:
+        max_length: newest events that are used.
+        num_actions: classes of the action on each event, 0 for streams without.
     """
 
     def __init__(self, max_length: int, token_dim: int, num_actions: int) -> None:
@@ -61,7 +62,8 @@ def read_stream(
 
     Half-precision vectors are widened to float32.
 
-    Raises ValueError if the stream does not fit the tower's fields, width or actions.
+    Raises:
+        ValueError: the stream does not fit the tower's fields, width or actions.
     """
     expected = (num_fields, token_dim)
     if tuple(stream.fields.shape[1:]) != expected or stream.events.shape[1:] != (token_dim,):

@@ -35,10 +35,12 @@ _MAX_ROWS = 4096
 class RankRecord:
     """What was measured at one module.
 
-    module: its path in the tower. kind: `layer`, `mixing`, `attention`, `ffn` or `learned`.
-    values: means over the batch of `erank`, `ferank`, `stable_rank`, `rho1` and `rho4`; for
-    `learned` the layer's learned scalars (`tau`, `beta0`, ...). spectrum: ρ(1) to ρ(r), means too;
-    empty for `learned`.
+    Args:
+        module: its path in the tower.
+        kind: `layer`, `mixing`, `attention`, `ffn` or `learned`.
+        values: means over the batch of `erank`, `ferank`, `stable_rank`, `rho1` and `rho4`; for
+            `learned` the layer's learned scalars (`tau`, `beta0`, ...).
+        spectrum: ρ(1) to ρ(r), means too; empty for `learned`.
     """
 
     module: str

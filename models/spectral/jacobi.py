@@ -21,9 +21,11 @@ _MAX_SWEEPS = 16
 def eigh_jacobi(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues (B, n), ascending, and eigenvectors (B, n, n) in columns, as `eigh` does.
 
-    matrices: (B, n, n), symmetric, float32 or float64, finite.
+    Args:
+        matrices: (B, n, n), symmetric, float32 or float64, finite.
 
-    Raises RuntimeError if 16 sweeps do not converge, which finite input does not bring about.
+    Raises:
+        RuntimeError: 16 sweeps do not converge, which finite input does not bring about.
     """
     num_rows = matrices.shape[-1]
     odd = num_rows % 2

@@ -44,10 +44,12 @@ _CACHED_TOKENS = 80_000
 class Spectrum(NamedTuple):
     """Eigendecomposition of the smaller Gram matrix of B token matrices; carries no gradient.
 
-    values: (B, n) eigenvalues λ = σ², largest first; float64, or float32 where every example's λn
-      is above 1e-3 λ1. vectors: (B, n, n) eigenvectors in columns, of the same type: U of the
-      tokens if T <= D, else their V.
-    transposed: whether the Gram matrix is Hᵀ H (T > D).
+    Args:
+        values: (B, n) eigenvalues λ = σ², largest first; float64, or float32 where every example's
+            λn is above 1e-3 λ1.
+        vectors: (B, n, n) eigenvectors in columns, of the same type: U of the tokens if T <= D,
+            else their V.
+        transposed: whether the Gram matrix is Hᵀ H (T > D).
     """
 
     values: Tensor
@@ -60,9 +62,11 @@ def decompose(
 ) -> Spectrum:
     """Return the spectrum of every example's (T, D) matrix.
 
-    precision: `measured` computes in float32 what is measured to allow it; `double` nothing. A
-    traced or exported graph, which cannot branch on what it measures, and float64 tokens take
-    `double`. solver: `lapack`, or `jacobi` for all matrices at once.
+    Args:
+        precision: `measured` computes in float32 what is measured to allow it; `double` nothing. A
+            traced or exported graph, which cannot branch on what it measures, and float64 tokens
+            take `double`.
+        solver: `lapack`, or `jacobi` for all matrices at once.
     """
     with torch.no_grad(), torch.autocast(tokens_BTD.device.type, enabled=False):
         transposed = tokens_BTD.shape[-2] > tokens_BTD.shape[-1]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The context of a stream, packed: fields, separators and jagged histories without padding.
 
-`build_context` lays the contexts of all examples one after another and says of each row what it is.
-Layers run on the packed rows (`jagged.py`); only what targets attend to is padded, since all of an
-example's targets read it together: a `Past` a layer, in sliding layers the window's rows alone.
+`build_context` concatenates the contexts of all examples and describes each row (`Rows`). Layers
+run on the packed rows (`jagged.py`). Only the keys and values that targets attend to are padded,
+because all targets of an example read them together: one `Past` per layer. In sliding layers a
+`Past` holds only the rows of the window.
 
 Shapes: B examples, F fields, N events, D token width, P packed rows, S columns, H heads, d head
 width.
@@ -22,11 +23,14 @@ from models.stream import Stream
 
 
 class Rows(NamedTuple):
-    """What the P rows are; each field is (P,).
+    """Description of the P packed rows; each field is (P,).
 
-    example: which example owns the row. from_end: 1 for the last row of a context, counting
-    backwards. position: rotary position. event: index into the stream's events for item rows, else
-    -1. is_field: whether it is a field.
+    Args:
+        example: int64 index of the example that owns the row.
+        from_end: distance from the end of its context; 1 for the last row.
+        position: rotary position.
+        event: index into the stream's events for item rows, else -1.
+        is_field: whether the row is a field token.
     """
 
     example: Tensor
@@ -43,9 +47,14 @@ class Rows(NamedTuple):
 class Packed(NamedTuple):
     """The contexts of B examples.
 
-    tokens: (P, D). rows: what they are. counts: (B,) events used. lengths: (B,) rows of each
-    context. longest: the largest length. num_fields: F. tokens_per_event: 2 with action tokens,
-    else 1.
+    Args:
+        tokens: (P, D) token vectors.
+        rows: description of the P rows.
+        counts: (B,) events used of each history.
+        lengths: (B,) rows of each context.
+        longest: largest of `lengths`.
+        num_fields: F.
+        tokens_per_event: 2 with action tokens, else 1.
     """
 
     tokens: Tensor
@@ -66,12 +75,18 @@ def build_context(
 ) -> Packed:
     """Pack `[fields, SEP, (item, action) ..., SEP]` of every example, without loops over examples.
 
-    separator: (1, D). action_table: (classes, D), read by stream.actions. max_length: newest events
-    of each history that are kept. closing_separator: whether the second SEP is there.
-    Positions: 0 for fields and the first SEP, t for the t-th event kept and its action, one more
-    than the last event for the second SEP.
+    Positions are 0 for fields and the first SEP, t for the t-th event kept and its action, and one
+    more than the last event for the second SEP.
 
-    Raises ValueError if offsets, events, actions and fields do not belong together.
+    Args:
+        stream: fields, events and offsets of B examples.
+        separator: (1, D) vector of SEP.
+        action_table: (classes, D) vectors that stream.actions selects; None without action tokens.
+        max_length: newest events of each history that are kept.
+        closing_separator: whether the second SEP is there.
+
+    Raises:
+        ValueError: offsets, events, actions and fields do not belong together.
     """
     num_examples, num_fields, dim = stream.fields.shape
     device = stream.fields.device
@@ -79,23 +94,23 @@ def build_context(
     most_events = _check(stream, 0 if action_table is None else len(action_table))
     counts = stream.offsets.diff().clamp_max(max_length)
     lengths = num_fields + 1 + per_event * counts + int(closing_separator)
-    ends = lengths.cumsum(0)
-    example = torch.repeat_interleave(lengths)
+    ends = lengths.cumsum(0)  # (B,)
+    example = torch.repeat_interleave(lengths)  # (P,)
     from_end = ends[example] - torch.arange(len(example), device=device)
-    index = lengths[example] - from_end
+    index = lengths[example] - from_end  # (P,) place in its own context, from 0
     is_field = index < num_fields
-    # Rows after the first separator, in events.
-    after = index - num_fields - 1
+    after = index - num_fields - 1  # rows after the first separator
     event = after.div(per_event, rounding_mode="floor")
     in_history = (after >= 0) & (event < counts[example])
     is_action = in_history & (after % per_event == 1)
     global_event = (stream.offsets[1:] - counts)[example] + event
+    # Each row reads one row of cat([fields, SEP, events, action_table]).
     separator_row = num_examples * num_fields
     source = torch.where(is_field, example * num_fields + index, separator_row)
     source = torch.where(in_history, separator_row + 1 + global_event, source)
     tables = [stream.fields.reshape(-1, dim), separator, stream.events]
     if action_table is not None and stream.actions is not None:
-        # One entry more, so that rows which are no action may look anywhere.
+        # The extra last entry is read by rows that are not actions.
         actions = functional.pad(stream.actions, (0, 1))
         chosen = actions[torch.where(is_action, global_event, -1)]
         first_action = separator_row + 1 + len(stream.events)
@@ -116,8 +131,10 @@ def build_context(
 def _check(stream: Stream, num_actions: int) -> int:
     """Return the number of events of the longest history.
 
-    Raises ValueError if the parts of the stream do not belong together. What must be read from the
-    device is read at once.
+    All values are read from the device in one transfer.
+
+    Raises:
+        ValueError: the parts of the stream do not belong together.
     """
     num_examples, num_events = len(stream.fields), len(stream.events)
     if stream.offsets.shape != (num_examples + 1,):
@@ -151,9 +168,12 @@ def _check(stream: Stream, num_actions: int) -> int:
 
 
 class Past(NamedTuple):
-    """What targets see of one layer: keys and values (B, H, S, d), and which are there (B, S).
+    """Keys and values of one layer that targets attend to.
 
-    present is None if all are.
+    Args:
+        key: (B, H, S, d).
+        value: (B, H, S, d).
+        present: (B, S), whether a column holds a row; None if all do.
     """
 
     key: Tensor
@@ -162,9 +182,12 @@ class Past(NamedTuple):
 
     @staticmethod
     def of(key: Tensor, value: Tensor, band: Band) -> Past:
-        """Return what a row right after each example sees of keys and values (P, H, d).
+        """Return the keys and values that a row right after each example would see.
 
-        band: who the rows are, and the window that a row sees them through.
+        Args:
+            key: (P, H, d).
+            value: (P, H, d).
+            band: offsets of the rows, and the window.
         """
         offsets, size, num_rows = band.offsets, band.longest, len(key)
         num_examples = len(offsets) - 1
@@ -177,10 +200,10 @@ class Past(NamedTuple):
         if size < band.longest:
             rows = torch.arange(num_rows, device=offsets.device)
             ends = torch.repeat_interleave(offsets[1:], lengths, output_size=num_rows)
-            newest = (ends - rows <= size).nonzero()[:, 0]
+            newest = (ends - rows <= size).nonzero()[:, 0]  # rows within the window
             key, value = key.index_select(0, newest), value.index_select(0, newest)
             lengths = lengths.clamp_max(size)
         grid = Grid.ending_together(offsets_of(lengths), len(key), size)
-        place = torch.arange(size, 0, -1, device=offsets.device)
+        place = torch.arange(size, 0, -1, device=offsets.device)  # (S,) distance from the end
         present = None if grid.cell is None else place <= lengths[:, None]
         return Past(grid.pad(key), grid.pad(value), present)

@@ -2,8 +2,8 @@
 # pyright: reportIncompatibleMethodOverride=false
 """TokenFormer's block: rotary attention, a non-linear gate on it, SwiGLU (equations 9-19).
 
-The block is written in parts (keys and values, queries and gate, finish) because the tower needs
-keys of more rows than queries; `forward` puts them together for rows that are all alike.
+The block has three parts (keys and values, queries and gate, finish) because the tower computes
+keys for more rows than queries. `forward` combines them where all rows need both.
 
 Shapes: B examples, Q rows, S earlier rows, D token width, H heads, d = D / H head width; "..." is
 any number of leading dimensions.
@@ -28,7 +28,13 @@ Rotation = tuple[Tensor, Tensor]
 def rotation_table(num_positions: int, head_dim: int, base: float, like: Tensor) -> Rotation:
     """Return cosines and sines (num_positions, d/2) of the rotary angles, in `like`'s dtype.
 
-    Pair k of position m turns by m · base^(-2k/d); angles are formed in float64.
+    Pair k at position m is rotated by m · base^(-2k/d). Angles are computed in float64.
+
+    Args:
+        num_positions: rows of the table.
+        head_dim: head width d, even.
+        base: base of the frequencies.
+        like: tensor whose device and dtype the table takes.
     """
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float64, device=like.device)
     positions = torch.arange(num_positions, dtype=torch.float64, device=like.device)
@@ -37,10 +43,13 @@ def rotation_table(num_positions: int, head_dim: int, base: float, like: Tensor)
 
 
 def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
-    """Return (..., H, d) heads turned by the rotation of their rows, cosines and sines (..., 1,
-    d/2).
+    """Return the heads, rotated by the angles of their rows.
 
     Coordinate k is paired with k + d/2 (half-split layout).
+
+    Args:
+        heads: (..., H, d).
+        rotation: cosines and sines, (..., 1, d/2) each.
     """
     turned = _Rotate.apply(heads, *rotation)
     assert isinstance(turned, Tensor)
@@ -48,8 +57,7 @@ def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
 
 
 class _Rotate(torch.autograd.Function):
-    """Rotation whose gradient is the inverse rotation; writes its result once and saves no
-    heads."""
+    """Rotation with the inverse rotation as its gradient; saves only cosines and sines."""
 
     @staticmethod
     def forward(ctx: Any, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -76,9 +84,14 @@ def _turn(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class InteractionBlock(nn.Module):
     """Unified interaction block: (B, Q, D) to (B, Q, D).
 
-    gate: NLIR's `sigmoid(x Wg) ⊙ attention`, its weights' start, or `none`. output_projection: a
-    square map of the attention before or after the gate, or `none`. Queries, keys, values and gate
-    read the RMS-normed rows; residuals are raw.
+    Queries, keys, values and gate read the RMS-normed rows. Residuals add to the raw rows.
+
+    Args:
+        dim: token width D.
+        num_heads: attention heads H.
+        hidden: hidden width of the SwiGLU feed-forward.
+        gate: initial weights of NLIR's `sigmoid(x Wg) ⊙ attention`, or `none` for no gate.
+        output_projection: (D, D) projection of the attention before or after the gate, or `none`.
     """
 
     measured_as = "layer"
@@ -101,7 +114,7 @@ class InteractionBlock(nn.Module):
         self.output = xavier_linear(dim, dim, bias=False) if output_projection != "none" else None
         self.ffn_norm = nn.RMSNorm(dim, eps=1e-6)
         self.ffn = SwiGLU(dim, hidden)
-        # Maps that share a product start as separate Xavier maps.
+        # Projections that share one matrix start as separate Xavier-initialized projections.
         nn.init.normal_(self.key_value.weight, std=dim**-0.5)
         nn.init.normal_(self.query_gate.weight, std=dim**-0.5)
         if gate == "zero":
@@ -116,9 +129,11 @@ class InteractionBlock(nn.Module):
     ) -> Tensor:
         """Return (B, Q, D) of (B, Q, D) rows that attend to themselves and to earlier rows.
 
-        rotation: of the rows, each broadcast to (B, Q, 1, d/2). mask: boolean, broadcast to
-        (B, H, Q, S + Q), earlier rows first. past: keys and values (B, H, S, d) of the earlier
-        rows.
+        Args:
+            rows: (B, Q, D).
+            rotation: cosines and sines of the rows, each broadcast to (B, Q, 1, d/2).
+            mask: boolean, broadcast to (B, H, Q, S + Q), earlier rows first.
+            past: keys and values (B, H, S, d) of the earlier rows.
         """
         normed = self.attention_norm(rows)
         key, value = (part.transpose(1, 2) for part in self.keys_values(normed, rotation))

@@ -122,7 +122,9 @@ class EpochsConfig:
     def epoch(self, work: Work, policy: EpochPolicy | None = None) -> dict[str, Any]:
         """Train one epoch, unless the epochs before have stopped improving.
 
-        policy: none for the first, which takes everything from the warm-up but where in the data.
+        Args:
+            policy: none for the first, which takes everything from the warm-up but where in the
+                data.
         """
         number = work.config["epoch"]
         before = list(work.inputs)[-1]

@@ -24,7 +24,9 @@ def split(
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Return the words that choose the rows of the epochs, of the warm-up and of validation.
 
-    data: the run's DataConfig. days: of the log, none for a log without.
+    Args:
+        data: the run's DataConfig.
+        days: of the log, none for a log without.
 
     Raises:
         ValueError: there is no day left to train on.

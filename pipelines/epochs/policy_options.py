@@ -23,9 +23,11 @@ NAMED = tuple(name for name in POLICIES if name != "nightly")
 class EpochPolicy:
     """What the epochs after the first take from where.
 
-    name: of the policy, and of its stages. based_on: the policy of
-    `trainer/warm_start/policies.py`. sources: group -> source where it differs. settings: of the
-    recipe, for these epochs.
+    Args:
+        name: of the policy, and of its stages.
+        based_on: the policy of `trainer/warm_start/policies.py`.
+        sources: group -> source where it differs.
+        settings: of the recipe, for these epochs.
     """
 
     name: str
@@ -36,7 +38,8 @@ class EpochPolicy:
     def words(self, previous: Path, warmup: Path, restart: bool = False) -> list[str]:
         """Return the words that let an epoch inherit from the one before and the warm-up.
 
-        restart: whether the epoch begins at step 0 of a schedule of its own.
+        Args:
+            restart: whether the epoch begins at step 0 of a schedule of its own.
         """
         words = ["--inherit.path", str(previous), "--inherit.policy", self.based_on]
         sources = {**self.sources, **({"data_position": "fresh"} if restart else {})}
@@ -88,7 +91,8 @@ def parse_policy(text: str, settings: tuple[str, ...] = ()) -> EpochPolicy:
 def parse_policies(texts: list[str], later: list[list[str]]) -> tuple[EpochPolicy, ...]:
     """Return the policies of the command line, each with its settings.
 
-    later: pairs of a policy's name and the settings of its epochs after the first, as one text.
+    Args:
+        later: pairs of a policy's name and the settings of its epochs after the first, as one text.
 
     Raises:
         ValueError: as `parse_policy`; a policy is named twice, or `later` names none of them.

@@ -56,7 +56,9 @@ def decide_kinds(
 ) -> dict[str, str]:
     """Return `string`, `int` or `float` for every column whose rule leaves it open.
 
-    said: what the user decides, for any file. recorded: what the output's days were written with.
+    Args:
+        said: what the user decides, for any file.
+        recorded: what the output's days were written with.
 
     Raises:
         ValueError: what is said, what is recorded and what the Parquet files hold disagree.

@@ -42,13 +42,16 @@ _NOT_NUMBERS = ("id", "integer", "time")
 class IngestConfig:
     """How a log is read and written.
 
-    list_separator: what separates the entries of a list in a text column. keep: columns to keep
-    beside the schema's, as they are. kinds: column -> `string`, `int` or `float`, where the guess
-    from the log is not wanted. day: the day (YYYY-MM-DD) of a log whose schema has no timestamp.
-    by_folder: a row's day is that of the dt= folder it lies in, whatever its timestamp says.
-    on_bad_row: `quarantine`, or `fail` at the first. max_bad_share: bad rows beyond which nothing
-    is written. null_labels: `quarantine` rows that lack a label, or `mask`: keep those that have
-    at least one.
+    Args:
+        list_separator: what separates the entries of a list in a text column.
+        keep: columns to keep beside the schema's, as they are.
+        kinds: column -> `string`, `int` or `float`, where the guess from the log is not wanted.
+        day: the day (YYYY-MM-DD) of a log whose schema has no timestamp.
+        by_folder: a row's day is that of the dt= folder it lies in, whatever its timestamp says.
+        on_bad_row: `quarantine`, or `fail` at the first.
+        max_bad_share: bad rows beyond which nothing is written.
+        null_labels: `quarantine` rows that lack a label, or `mask`: keep those that have at least
+            one.
     """
 
     source: SourceConfig = field(default_factory=SourceConfig)
@@ -151,7 +154,8 @@ class Ingestion:
     ) -> IngestSummary:
         """Read every file of `sources` (files, folders, globs) and write its days under `output`.
 
-        note: JSON data to write into the days' manifests, too.
+        Args:
+            note: JSON data to write into the days' manifests, too.
 
         Raises:
             ValueError: a file is missing, empty, of another format or without a column; a bad row

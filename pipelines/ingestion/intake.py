@@ -47,7 +47,9 @@ class Delivery:
 class Intake:
     """Takes raw days in.
 
-    raw: the folder of raw days, or its URL. output: the folder of typed days.
+    Args:
+        raw: the folder of raw days, or its URL.
+        output: the folder of typed days.
     """
 
     raw: str

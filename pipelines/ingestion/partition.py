@@ -36,12 +36,14 @@ _DAY = re.compile(r"dt=(\d{4}-\d{2}-\d{2})")
 class PartitionConfig:
     """How days are laid out.
 
-    row_group_rows: rows of a row group. rows_per_file: rows after which a day gets another file.
-    buffered_rows: rows of all days together that wait in memory to fill a row group; beyond it
-      the fullest day is written as a smaller row group, which bounds memory on unsorted logs.
-    open_files: days whose file is held open; beyond it the one opened first is finished.
-    scope: a name; writers of different scopes may write to the same output at the same time, if
-      each has days of its own.
+    Args:
+        row_group_rows: rows of a row group.
+        rows_per_file: rows after which a day gets another file.
+        buffered_rows: rows of all days together that wait in memory to fill a row group; beyond it
+            the fullest day is written as a smaller row group, which bounds memory on unsorted logs.
+        open_files: days whose file is held open; beyond it the one opened first is finished.
+        scope: a name; writers of different scopes may write to the same output at the same time, if
+            each has days of its own.
     """
 
     row_group_rows: int = 16_384

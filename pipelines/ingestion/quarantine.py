@@ -30,8 +30,9 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 class Quarantine:
     """Collects the bad rows of one run in `folder`.
 
-    policy: `fail` raises at the first bad row; `quarantine` goes on while at most `max_share` of
-    the rows are bad, which is decided at the end, or early after 100,000 bad rows.
+    Args:
+        policy: `fail` raises at the first bad row; `quarantine` goes on while at most `max_share`
+            of the rows are bad, which is decided at the end, or early after 100,000 bad rows.
     """
 
     def __init__(self, folder: Path, policy: str, max_share: float, scope: str = "") -> None:

@@ -31,7 +31,9 @@ SUCCESS, WATERMARK = "_SUCCESS", "_watermark"
 class Readiness:
     """What makes a day ready.
 
-    mark: one of MARKS. min_rows: of the mark `rows`.
+    Args:
+        mark: one of MARKS.
+        min_rows: of the mark `rows`.
     """
 
     mark: str = "manifest"

@@ -22,8 +22,10 @@ _OUTPUT = {"label": pa.int8(), "weight": pa.float32(), "dense": pa.float32()}
 class Rule:
     """What one column must hold.
 
-    required: a null is a bad row. is_filled: a null in a list is one. limit: the largest value of
-    an identity feature that fails.
+    Args:
+        required: a null is a bad row.
+        is_filled: a null in a list is one.
+        limit: the largest value of an identity feature that fails.
     """
 
     column: str

@@ -66,7 +66,9 @@ class DriftConfig:
     def reasons(self, day: str, found: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
         """Return why `day` must not be trained on; nothing if it may, or has nothing before it.
 
-        found: its statistics. before: those of earlier good days by day.
+        Args:
+            found: its statistics.
+            before: those of earlier good days by day.
         """
         if not before:
             return []
@@ -135,7 +137,9 @@ def refused_days(
 ) -> dict[str, list[str]]:
     """Return the days of `days` that must not be trained on, with every reason.
 
-    known: all days that are there. read: returns a day's statistics.
+    Args:
+        known: all days that are there.
+        read: returns a day's statistics.
     """
     refused: dict[str, list[str]] = {}
     for day in sorted(days):

@@ -123,7 +123,8 @@ def remembered(store: Store) -> MlflowConfig | None:
 def synchronize(store: Store, config: MlflowConfig, again: str) -> str:
     """Copy to the server what it lacks of the store; return a summary of what it has now.
 
-    again: what to do after a failure, in an imperative.
+    Args:
+        again: what to do after a failure, in an imperative.
 
     Raises:
         StageError: the server does not answer, or refuses; or another process is telling it.

@@ -17,7 +17,8 @@ _WIDTH = 98
 def add_help(parser: argparse.ArgumentParser, named: Collection[str]) -> None:
     """Add -h, --help and --help-all to a parser that was made with `add_help=False`.
 
-    named: titles, up to a colon, of the groups of options that --help only names.
+    Args:
+        named: titles, up to a colon, of the groups of options that --help only names.
     """
     add = parser.add_argument
     add("-h", "--help", action=_Brief, const=tuple(named), help="this page")

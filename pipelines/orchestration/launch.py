@@ -121,8 +121,9 @@ class LaunchConfig:
     ) -> str:
         """Run `command`, again where that may help; return what it wrote to standard output.
 
-        log: file to add all of its output to.
-        answers: whether its standard output is an answer, which is not shown.
+        Args:
+            log: file to add all of its output to.
+            answers: whether its standard output is an answer, which is not shown.
 
         Raises:
             ValueError: the command ended because its configuration or data are wrong (exit code 2).

@@ -130,7 +130,8 @@ class Step:
 def plan(stages: Sequence[Stage], folder: Path, first: str = "") -> list[Step]:
     """Return what running would do to each stage, in order, without doing it.
 
-    first: make this stage, and all that need it, even where they are done.
+    Args:
+        first: make this stage, and all that need it, even where they are done.
 
     Raises:
         ValueError: no stage is called `first`, or the stages do not fit together.
@@ -160,7 +161,8 @@ def make(
 ) -> tuple[bool, dict[str, Any]]:
     """Make `stage` in `folder` unless it is done; return whether it was made, and its manifest.
 
-    anew: make it even if it is done.
+    Args:
+        anew: make it even if it is done.
 
     Raises:
         LockedError: the folder was taken over by another process meanwhile.

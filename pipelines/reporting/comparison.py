@@ -32,8 +32,11 @@ _TEXT_WIDTH = 80
 class Lead:
     """How far the run of the highest AUC is ahead of the one that comes closest in errors.
 
-    first, rival: indices of the runs. lead: difference of AUC. open: what the 95 % interval of the
-    difference leaves open, unpaired.
+    Args:
+        first: index of the first run.
+        rival: index of the run it is compared with.
+        lead: difference of AUC.
+        open: what the 95 % interval of the difference leaves open, unpaired.
     """
 
     first: int

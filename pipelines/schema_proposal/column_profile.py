@@ -32,12 +32,21 @@ _DATE = r"^\d{4}-\d{2}-\d{2}"
 class Profile:
     """A column of the sample.
 
-    kind: `integer` (floats that are whole too), `float`, `text`, `date`, `timestamp` or `decimal`,
-    of the entries if `is_list`. rows, nulls: of the column; values: its entries. distinct: in the
-    sample; cardinality: of the whole log, estimated. low, high, middle: smallest, largest and
-    median number. lengths: mean, 99th percentile of those that are not empty, and largest of a
-    list's. hashes: the distinct values as sorted int64. told: the share of the label's entropy that
-    the value takes away, NaN where too few rows have the same value to tell.
+    Args:
+        kind: `integer` (floats that are whole too), `float`, `text`, `date`, `timestamp` or
+            `decimal`, of the entries if `is_list`.
+        rows: rows of the column.
+        nulls: rows that are null.
+        values: entries of the column; those of all lists together if `is_list`.
+        distinct: distinct values in the sample.
+        cardinality: estimated distinct values of the whole log.
+        low: smallest number.
+        high: largest number.
+        middle: median number.
+        lengths: lengths of lists: the mean, the 99th percentile of non-empty ones, the largest.
+        hashes: the distinct values as sorted int64.
+        told: share of the label's entropy that the value explains; NaN where too few rows share a
+            value.
     """
 
     name: str

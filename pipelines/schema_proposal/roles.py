@@ -37,8 +37,11 @@ class Choices:
 class Roles:
     """Labels, user and time of a log, and the profiles of the columns that may be features.
 
-    left_out: a reason for each column that is none of these. remarks: by section and name. time:
-    the profile of the rows' time, also if it is not read as it is (then `timestamp` is empty).
+    Args:
+        left_out: a reason for each column that is none of these.
+        remarks: by section and name.
+        time: the profile of the rows' time, also if it is not read as it is (then `timestamp` is
+            empty).
     """
 
     columns: dict[str, Profile]

@@ -32,10 +32,11 @@ _IDS = (
 class Pages:
     """The impressions of one day, in time order; everything but the history is one value a row.
 
-    columns: name -> (rows,) array; NaN in a float column is a null.
-    history: name -> (rows, H) array, the newest events at the right end.
-    history_length: (rows,) how many of the H are events.
-    probabilities: (rows, 2) P(click), P(like): what the labels were drawn from.
+    Args:
+        columns: name -> (rows,) array; NaN in a float column is a null.
+        history: name -> (rows, H) array, the newest events at the right end.
+        history_length: (rows,) how many of the H are events.
+        probabilities: (rows, 2) P(click), P(like): what the labels were drawn from.
     """
 
     columns: dict[str, Array]
