@@ -9,16 +9,18 @@ whoever can write such a file can run code in whoever reads it. So the files her
   index.json   {"tensors": {NAME: {"dtype", "size", "chunks": [[offsets, sizes, file, at], ...]}}}
 
 A chunk is a block of a tensor: its first element, its size, its file and its first byte in there.
-The chunks of a file lie side by side and fill it, and the chunks of a tensor have as many elements
-as the tensor. So an index cannot claim more than the files hold, and what it claims is checked
+The chunks of a file lie side by side and fill it, and the chunks of a tensor hold each of its
+elements once. So an index cannot claim more than the files hold, and what it claims is checked
 before anything is allocated.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -39,6 +41,8 @@ _DTYPES = {
     )
 }
 _MAX_DIMS = 8
+# Tables are cut into rows and columns at most.
+_MAX_CUT_DIMS = 3
 _MAX_NAME = 1024
 _FILE = re.compile(r"rank-\d{1,7}\.bin")
 
@@ -107,10 +111,34 @@ def _parse_tensor(entry: Any) -> tuple[Any, dict[tuple[int, ...], Chunk]]:
             raise ValueError(f"two chunks at {offsets}")
         places[offsets] = Chunk(sizes=sizes, dtype=dtype, file=parts[2], at=at)
         blocks.append(metadata.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-    if sum(math.prod(chunk.sizes) for chunk in places.values()) != math.prod(size):
-        raise ValueError(f"its chunks do not make up a tensor of size {size}")
+    _check_cover(size, {offsets: chunk.sizes for offsets, chunk in places.items()})
     properties = metadata.TensorProperties(dtype=dtype)
     return metadata.TensorStorageMetadata(properties, torch.Size(size), blocks), places
+
+
+def _check_cover(size: tuple[int, ...], blocks: Mapping[tuple[int, ...], tuple[int, ...]]) -> None:
+    """Check that blocks, size by first element, hold each element of a tensor once.
+
+    The corners of a block, with alternating signs, say where its elements begin and end. Where two
+    blocks meet they cancel, so the blocks make up the tensor if and only if what is left are the
+    tensor's own corners. Unlike comparing the blocks with each other, this takes time in proportion
+    to their number.
+    """
+    cut = [dim for dim in range(len(size)) if any(one[dim] != size[dim] for one in blocks.values())]
+    if len(cut) > _MAX_CUT_DIMS:
+        raise ValueError(
+            f"expected chunks along {_MAX_CUT_DIMS} dimensions at most, got {len(cut)}"
+        )
+    left: Counter[tuple[int, ...]] = Counter()
+    whole = ((0,) * len(size), size)
+    for sign, (offsets, sizes) in [(-1, whole), *((1, block) for block in blocks.items())]:
+        if not math.prod(sizes):
+            continue
+        edges = [((offsets[dim], 1), (offsets[dim] + sizes[dim], -1)) for dim in cut]
+        for corner in itertools.product(*edges):
+            left[tuple(at for at, _ in corner)] += sign * math.prod(turn for _, turn in corner)
+    if any(left.values()):
+        raise ValueError(f"its chunks do not make up a tensor of size {size}, each element once")
 
 
 def _whole_numbers(values: Any) -> tuple[int, ...]:

@@ -6,10 +6,14 @@ what it claims, and nothing that is read is ever unpickled.
 """
 
 import io
+import itertools
 import json
+import math
 import os
 import pickle
+import random
 import zlib
+from collections import Counter
 
 import pytest
 import torch
@@ -273,6 +277,71 @@ def test_what_a_forged_index_may_claim_is_bounded_by_its_files():
         entry["chunks"] = [[[0], [4], "rank-0.bin", 0]]
     with pytest.raises(ValueError, match="no chunk begins there"):
         parse_index(json.dumps({"tensors": ones}).encode(), files)
+
+
+LAYOUTS = {
+    "rows": ([6], [([0], [2]), ([2], [4])]),
+    "rows of a rank that has none": ([6], [([0], [6]), ([6], [0])]),
+    "columns": ([4, 6], [([0, 0], [4, 3]), ([0, 3], [4, 3])]),
+    "columns that are cut into different rows": (
+        [4, 6],
+        [([0, 0], [1, 3]), ([1, 0], [3, 3]), ([0, 3], [2, 3]), ([2, 3], [2, 3])],
+    ),
+    "a wheel": (
+        [3, 3],
+        [([0, 0], [1, 2]), ([0, 2], [2, 1]), ([2, 1], [1, 2]), ([1, 0], [2, 1]), ([1, 1], [1, 1])],
+    ),
+    "a scalar": ([], [([], [])]),
+}
+GAPS = {
+    "rows twice": ([6], [([0], [3]), ([2], [3])]),
+    "columns twice": ([2, 4], [([0, 0], [2, 2]), ([0, 1], [2, 2])]),
+    "one inside of another": ([4, 4], [([0, 0], [3, 4]), ([1, 0], [1, 4])]),
+    "a corner": ([4, 4], [([0, 0], [2, 4]), ([2, 0], [2, 2]), ([1, 2], [2, 2])]),
+    "four dimensions": ([2] * 4, [([0] * 4, [1] * 4), ([1] * 4, [1] * 4)]),
+}
+
+
+def index_of(size, blocks) -> tuple[bytes, dict]:
+    """An index of one tensor of bytes in `blocks`, and the size of its file."""
+    chunks, at = [], 0
+    for offsets, sizes in blocks:
+        chunks.append([offsets, sizes, "rank-0.bin", at])
+        at += math.prod(sizes)
+    entry = {"dtype": "uint8", "size": size, "chunks": chunks}
+    return json.dumps({"tensors": {"weight": entry}}).encode(), {"rank-0.bin": at}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_chunks_that_hold_every_element_once_are_read_however_they_are_cut(name):
+    parse_index(*index_of(*LAYOUTS[name]))
+
+
+@pytest.mark.parametrize("name", GAPS)
+def test_chunks_that_hold_an_element_twice_and_another_never_are_refused(name):
+    with pytest.raises(ValueError, match=r"each element once|3 dimensions at most"):
+        parse_index(*index_of(*GAPS[name]))
+
+
+def test_random_blocks_are_accepted_if_and_only_if_each_element_is_held_once():
+    draw = random.Random(0)
+    accepted = 0
+    for _ in range(2000):
+        size, held = (3, 3), Counter()
+        blocks = {}
+        while sum(map(math.prod, blocks.values())) < 9:
+            start = draw.randrange(3), draw.randrange(3)
+            blocks[start] = tuple(draw.randint(1, 3 - at) for at in start)
+        for (row, column), (rows, columns) in blocks.items():
+            held.update(itertools.product(range(row, row + rows), range(column, column + columns)))
+        is_whole = sorted(held.elements()) == list(itertools.product(range(3), repeat=2))
+        accepted += is_whole
+        try:
+            parse_index(*index_of(list(size), [(list(a), list(b)) for a, b in blocks.items()]))
+            assert is_whole, blocks
+        except ValueError:
+            assert not is_whole, blocks
+    assert 10 < accepted < 1990
 
 
 def test_an_index_that_nobody_could_read_is_not_written(tmp_path, monkeypatch):
