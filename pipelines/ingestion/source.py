@@ -52,10 +52,11 @@ class SourceConfig:
 
     def __post_init__(self) -> None:
         """Check the settings by themselves."""
-        try:
-            codecs.lookup(self.encoding)
-        except LookupError as error:
-            raise ValueError(f"encoding: expected a known name, got {self.encoding!r}") from error
+        if not _is_text_encoding(self.encoding):
+            raise ValueError(
+                "encoding: expected the name of a text encoding that Python knows and that can "
+                f"keep broken bytes, got {self.encoding!r}"
+            )
         if self.quoting not in ("", *QUOTING):
             raise ValueError(f"quoting: expected one of {list(QUOTING)}, got {self.quoting!r}")
         if self.delimiter and not (
@@ -68,6 +69,19 @@ class SourceConfig:
         for name, least in (("block_bytes", 1), ("max_field_bytes", 1), ("max_field_lines", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+
+
+def _is_text_encoding(name: str) -> bool:
+    """Return whether text of this encoding can be read a block at a time.
+
+    Python knows others by name as well: from text to text (rot13), from bytes to bytes (zip), and
+    some that cannot keep a byte which is no text (idna).
+    """
+    try:
+        decoder = codecs.getincrementaldecoder(name)("backslashreplace")
+        return isinstance(decoder.decode(b"") + decoder.decode(b"", final=True), str)
+    except (LookupError, ValueError, TypeError, AssertionError):
+        return False
 
 
 @dataclass

@@ -23,6 +23,7 @@ COMPRESSIONS = {
     ".br": "brotli",
     ".xz": "xz",
 }
+_XZ_BYTES = 1 << 20
 # How files begin that are no text.
 _MAGIC = {
     b"PAR1": "a Parquet file; use --format parquet",
@@ -80,9 +81,8 @@ def read_blocks(path: str, size: int) -> Iterator[bytes]:
     try:
         raw = open_raw(path)
         if compression == "xz":
-            with lzma.open(pa.PythonFile(raw) if not isinstance(raw, str) else raw) as stream:
-                while block := stream.read(size):
-                    yield block
+            with pa.input_stream(raw, compression=None) as stream:
+                yield from _read_xz(stream, size)
             return
         with pa.input_stream(raw, compression=compression) as stream:
             while block := stream.read(size):
@@ -93,6 +93,28 @@ def read_blocks(path: str, size: int) -> Iterator[bytes]:
             f"{printable(path)}: cannot be read{what}: {first_line(error)}; it is damaged or cut "
             "off: copy it again"
         ) from error
+
+
+def _read_xz(stream: Any, size: int) -> Iterator[bytes]:
+    """Yield what the xz streams in a file hold, `size` bytes at most at a time.
+
+    `lzma.open` leaves out, without a word, what follows a stream and is not another one.
+    """
+    decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+    while content := stream.read(_XZ_BYTES):
+        while content:
+            if decoder.eof:
+                content = content.lstrip(b"\0")  # what may lie between streams
+                decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ) if content else decoder
+                continue
+            block = decoder.decompress(content, size)
+            while block:
+                yield block
+                more = not (decoder.needs_input or decoder.eof)
+                block = decoder.decompress(b"", size) if more else b""
+            content = decoder.unused_data
+    if not decoder.eof:
+        raise EOFError("the file ends before its xz stream does")
 
 
 def read_text(path: str, config: SourceConfig) -> Iterator[bytes]:

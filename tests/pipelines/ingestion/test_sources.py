@@ -12,6 +12,7 @@ import pytest
 
 from pipelines.ingest import describe, ingest, main
 from pipelines.ingestion.formats import format_of, open_source
+from pipelines.ingestion.formats.streams import read_blocks
 from pipelines.ingestion.ingestion import IngestConfig
 from pipelines.ingestion.source import SourceConfig
 from pipelines.ingestion.sources import list_sources
@@ -53,6 +54,27 @@ def test_text_is_read_by_any_of_its_names_and_a_cut_file_is_named(tmp_path, endi
         path.write_bytes(PACKED[ending](TEXT * 50)[:-9])
         with pytest.raises(ValueError, match=rf"log{ending}: cannot be read as .* copy it again"):
             ingest([str(path)], flat_schema(), tmp_path / "cut", IngestConfig(max_bad_share=1))
+
+
+def test_what_follows_an_xz_stream_is_read_or_named(tmp_path):
+    path = tmp_path / "log.csv.xz"
+    first, second = lzma.compress(TEXT[:20]), lzma.compress(TEXT[20:])
+    for between in (b"", b"\0" * 4, b"\0" * (3 << 20)):
+        path.write_bytes(first + between + second + b"\0" * 8)
+        for size in (1, 7, 1 << 20):
+            assert b"".join(read_blocks(str(path), size)) == TEXT
+    for damaged in (first + b"rest", first + b"rest" + second, first + second[1:], first[:-1]):
+        path.write_bytes(damaged)
+        with pytest.raises(
+            ValueError, match=r"log\.csv\.xz: cannot be read as xz: .* copy it again"
+        ):
+            list(read_blocks(str(path), 1 << 20))
+
+
+@pytest.mark.parametrize("name", ["rot13", "zip", "hex", "idna", "undefined", "utf-9", "a\0b", ""])
+def test_an_encoding_that_is_not_of_text_is_refused_before_a_file_is_opened(name):
+    with pytest.raises(ValueError, match="encoding: expected the name of a text encoding"):
+        SourceConfig(encoding=name)
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".PARQUET", ".parq", ".pq"])
