@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The parts of tokenizers that deal with fields: numbers to vectors, vectors to tokens.
+"""Field parts of tokenizers: numbers to vectors, vectors to tokens.
 
-Every field (or slice) has a matrix of its own, or all go through the multi-layer perceptrons that
+Every field (or slice) has its own projection matrix, or all share the multi-layer perceptron that
 RankElastor's released code puts before its blocks: one for all slices on Criteo, one from all
 columns to all tokens on Avazu.
 
@@ -23,15 +23,15 @@ from models.layers import RMS_EPS, PerTokenLinear, check_choices, xavier_linear
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectionConfig:
-    """How fields, or slices of them, become tokens.
+    """Projection of fields, or of slices of them, to tokens.
 
     Args:
-        kind: by an `own` matrix each; by one perceptron for all (`shared_mlp`); by one perceptron
-            from all columns to all tokens (`joint_mlp`).
+        kind: `own`, one matrix per field; `shared_mlp`, one perceptron for all; `joint_mlp`, one
+            perceptron from all columns to all tokens.
         hidden: hidden units of the perceptron.
         dropout: probability of dropout after the hidden units.
-        field_dim: read only so many first columns of every field, for widths that lookup kernels
-            cannot have (no multiple of 4); 0 for all.
+        field_dim: number of leading columns of every field that are read; 0 for all. It allows
+            widths that lookup kernels do not support (not a multiple of 4).
     """
 
     kind: Literal["own", "shared_mlp", "joint_mlp"] = "own"
@@ -78,8 +78,9 @@ class DenseExpansion(nn.Module):
     """Expand C numbers to vectors: x * w + b, or the column's own vector where x is missing.
 
     Args:
-        standardized: which columns are first shifted and scaled, (x - mean) / std, by what
-            `standardize` was given; until then nothing happens to them.
+        standardized: per column, whether it is replaced by (x - mean) / std. `standardize` sets
+            the statistics; until then the column is unchanged.
+        dense_dim: width of a column's vector.
     """
 
     def __init__(self, standardized: Sequence[bool], dense_dim: int) -> None:
@@ -96,9 +97,13 @@ class DenseExpansion(nn.Module):
         self.register_buffer("std", torch.ones(num_columns) if statistics else None)
 
     def standardize(self, mean: Tensor, std: Tensor) -> None:
-        """Take over the columns' means and deviations, (C,); columns without are left as they are.
+        """Set the statistics of the standardized columns.
 
-        A column without values (its mean is NaN) or without any deviation keeps the scale 1.
+        A column without values (its mean is NaN) or with deviation 0 keeps the scale 1.
+
+        Args:
+            mean: (C,).
+            std: (C,).
         """
         if self.mean is None or self.std is None:
             return
@@ -119,11 +124,13 @@ class DenseExpansion(nn.Module):
 class FieldColumns(nn.Module):
     """Choose and pad the columns that become tokens: (B, sum of widths) to (B, S).
 
-    Attribute widths: of the fields, or of the slices where num_tokens is not 0, whose sum S is.
+    Attributes:
+        widths: widths of the fields, or of the slices if num_tokens is not 0; their sum is S.
 
     Args:
-        field_dim: read only so many first columns of every field (0: all), for widths that lookup
-            kernels cannot have.
+        widths: widths of the fields.
+        num_tokens: number of equal slices; 0 for one token per field.
+        field_dim: number of leading columns of every field that are read; 0 for all.
 
     Raises:
         ValueError: there are fewer columns than slices.
@@ -157,8 +164,7 @@ class FieldColumns(nn.Module):
 class FieldProjection(nn.Module):
     """Project F fields of differing widths to D, each by its own matrix, in one batched product.
 
-    Fields are laid into a (B, F, E) tensor of the widest field's width by one gather; the columns
-    beyond a field's own width read a zero.
+    One gather pads the fields with zeros to the width E of the widest: (B, F, E).
     """
 
     columns: Tensor

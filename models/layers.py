@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Layers shared by the towers: norms, multi-layer perceptrons, per-token weights.
 
-Ranking towers give every token its own feed-forward weights, because tokens are different things (a
-user, an item, a context) and not positions of one text. All tokens' weights are one parameter and
-one batched matrix product: a loop over tokens would launch T small products where one large one
-does. The gated form is RankElastor's (equation 4); with `extra_gate` and biases it is the form of
-that paper's released code.
+Ranking towers give every token its own feed-forward weights, because tokens have different meanings
+(a user, an item, a context). The weights of all tokens are one parameter and one batched matrix
+product. A loop over tokens would launch T small products instead. The gated form is RankElastor's
+(equation 4). With `extra_gate` and biases it is the form of that paper's released code.
 
 Shapes: B examples, T tokens, D token width, M hidden width, K terms of a sum.
 """
@@ -23,7 +22,7 @@ from torch.nn import functional
 Activation = Literal["gelu", "relu", "silu"]
 NormKind = Literal["layer", "rms", "none"]
 
-# Of RankElastor's released code.
+# Epsilon of RankElastor's released code.
 RMS_EPS = 1e-12
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -37,7 +36,8 @@ def check_choices(config: object, section: str) -> None:
     """Raise ValueError if a `Literal` field of the dataclass `config` holds another value.
 
     Args:
-        section: how the message names the configuration.
+        config: dataclass instance.
+        section: name of the configuration in the message.
     """
     for name, hint in get_type_hints(type(config)).items():
         choices = get_args(hint) if get_origin(hint) is Literal else ()
@@ -48,7 +48,7 @@ def check_choices(config: object, section: str) -> None:
 
 
 class Measured(nn.Identity):
-    """A place in a tower whose tensor rank diagnostics measure; it changes nothing.
+    """Identity that marks a tensor for the rank diagnostics.
 
     Args:
         kind: what the tensor is: `layer`, `mixing`, `attention` or `ffn`.
@@ -60,12 +60,16 @@ class Measured(nn.Identity):
 
 
 def read_tokens(tokens: Tensor, num_tokens: int, token_dim: int, tower: str) -> Tensor:
-    """Return (B, T, D) tokens as a tower of float32 or float64 weights can read them.
+    """Check (B, T, D) tokens and widen half precision to float32.
 
-    Half-precision tokens are widened to float32.
+    Args:
+        tokens: the tokenizer's output.
+        num_tokens: T that the tower was built for.
+        token_dim: D that the tower was built for.
+        tower: name of the tower, for messages.
 
     Raises:
-        ValueError: they are not floating-point numbers of shape (B, num_tokens, token_dim).
+        ValueError: tokens are not floating-point numbers of shape (B, num_tokens, token_dim).
     """
     shape = tuple(tokens.shape)
     if len(shape) != 3 or shape[1:] != (num_tokens, token_dim):
@@ -77,14 +81,14 @@ def read_tokens(tokens: Tensor, num_tokens: int, token_dim: int, tower: str) -> 
 
 
 def widen(values: Tensor, tower: str) -> Tensor:
-    """Return half-precision values in float32, others as they are.
+    """Convert half-precision values to float32; return others unchanged.
 
-    They come from tables in half precision, or from a tokenizer under autocast. Under autocast the
-    products of a tower are in half precision all the same; its residual sums and norms are not, and
-    a norm of half-precision values by float32 gains would leave its fused kernel.
+    Half precision comes from tables in half precision, or from a tokenizer under autocast. Autocast
+    still computes a tower's matrix products in half precision. Residual sums and norms stay in
+    float32. A norm of half-precision values with float32 gains would not use the fused kernel.
 
     Raises:
-        ValueError: they are not floating-point numbers.
+        ValueError: values are not floating-point numbers.
     """
     if not values.is_floating_point():
         raise ValueError(
@@ -106,10 +110,10 @@ class RMSNorm(nn.RMSNorm):
 
 
 def normed_rows(rows: Tensor) -> Tensor:
-    """Return rows (..., D) over their root mean square; a row of zeros stays and has no gradient.
+    """Return rows (..., D) over their root mean square; a row of zeros stays 0, without gradient.
 
-    It would be 1e6 (epsilon is 1e-12), times as much in every norm that follows: tokens of an empty
-    history are zero, and stay so where mixing starts from none.
+    Tokens of an empty history are zero. With epsilon 1e-12, the gradient of a plain RMSNorm at zero
+    is 1e6, multiplied by every following norm.
     """
     rows = widen(rows, "rms norm")
     square = rows.square().mean(-1, keepdim=True)
@@ -117,7 +121,7 @@ def normed_rows(rows: Tensor) -> Tensor:
 
 
 class PerTokenRMSNorm(nn.Module):
-    """RMSNorm with gains of each token's own, (T, B, D) to (T, B, D)."""
+    """RMSNorm with separate gains per token, (T, B, D) to (T, B, D)."""
 
     def __init__(self, num_tokens: int, dim: int) -> None:
         super().__init__()
@@ -152,7 +156,10 @@ class MLP(nn.Module):
     Without hidden units it is the identity.
 
     Args:
-        dropout: probability, applied after each activation.
+        in_features: input width D.
+        hidden_units: output width of each layer.
+        activation: applied after each layer.
+        dropout: probability of dropout after each activation.
     """
 
     def __init__(
@@ -179,10 +186,10 @@ class MLP(nn.Module):
 
 
 class PerTokenLinear(nn.Module):
-    """One linear map a token, (T, B, in) to (T, B, out): y_t = x_t W_t + b_t.
+    """One linear layer per token, (T, B, in) to (T, B, out): y_t = x_t W_t + b_t.
 
-    Tokens come first, as the batched product wants them; `PerTokenFFN` and its kin transpose once
-    on the way in and once on the way out. Weights are Xavier-normal, biases zero.
+    The token dimension comes first, as the batched product requires. `PerTokenFFN` and similar
+    modules transpose their input and output once. Weights are Xavier-normal, biases zero.
 
     Raises:
         ValueError: a size is not positive.
@@ -206,7 +213,8 @@ class PerTokenLinear(nn.Module):
         """Return (T, B, out) of (T, B, in).
 
         Args:
-            slots: (T,) int64, whose weights each token uses; each its own if None.
+            tokens_TBD: (T, B, in).
+            slots: (T,) int64, index of the weights that each token uses; None for its own.
         """
         weight, bias = self.weight, self.bias
         if slots is not None:
@@ -262,7 +270,7 @@ class PerTokenGLU(nn.Module):
         self.lift = PerTokenLinear(num_tokens, dim, hidden * (3 if extra_gate else 2), bias)
         self.compress = PerTokenLinear(num_tokens, hidden, dim, bias)
         self.residual = PerTokenLinear(num_tokens, dim, dim, bias)
-        # The fused maps are Xavier as separate maps, not as one wide map.
+        # Initialize the fused projections as separate Xavier matrices, not as one wide matrix.
         nn.init.normal_(self.lift.weight, std=(2.0 / (dim + hidden)) ** 0.5)
 
     def forward(self, tokens_TBD: Tensor) -> Tensor:

@@ -28,15 +28,15 @@ from models.towers.specformer import SpecFormerConfig
 
 
 class Predictions(NamedTuple):
-    """What a step returns beside its loss: all that metrics need.
+    """Output of a step for the metrics.
 
     Args:
         probabilities: (B, K) float32.
         labels: (B, K) float32.
         weights: (B, K) float32.
         groups: (B,) int64.
-        weight_sum: 0-d, the weight that the loss was averaged over.
-        num_examples: how many of the B examples, from the first, are no padding.
+        weight_sum: 0-d sum of weights that the loss was averaged over.
+        num_examples: number of leading examples that are not padding.
     """
 
     probabilities: Tensor
@@ -48,7 +48,7 @@ class Predictions(NamedTuple):
 
 
 def _predictions(probabilities: Tensor, weight_sum: Tensor, batch: Batch) -> Predictions:
-    """Put a batch's (B, K) probabilities beside what they are measured against."""
+    """Combine (B, K) probabilities with the labels and weights of the batch."""
     return Predictions(
         probabilities=probabilities.detach(),
         labels=batch.labels,
@@ -116,11 +116,11 @@ class RankingModel(nn.Module):
     Args:
         schema: tables, features, labels.
         config: tokenizer, tower, head.
-        table_device: where the tables are; `meta` to allocate nothing until they are sharded.
-        seed: of the tables' rows; torch's initial seed if None.
+        table_device: device of the tables; `meta` to allocate nothing until they are sharded.
+        seed: seed of the tables' rows; torch's initial seed if None.
 
     Raises:
-        ValueError: the tower cannot read what the schema gives.
+        ValueError: the tower does not fit the schema.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class RankingModel(nn.Module):
             )
         if isinstance(config.tower, StreamTowerConfig):
             self.tokenizer = StreamTokenizer(schema, config.tokenizer)
-            # How many classes an action token has follows from the labels.
+            # An action token has one class per bit pattern of the labels.
             num_actions = 2**num_labels if schema.history_actions else 0
             tower = replace(config.tower, num_actions=num_actions)
             self.tower = tower.build(self.tokenizer.num_fields, self.tokenizer.token_dim)

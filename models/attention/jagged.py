@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Packed rows of ragged examples: which of them see which, and the same rows as rectangles.
+"""Packed rows of ragged examples: their attention mask, and their layout in a padded rectangle.
 
-Rows of all examples lie one after another, without padding. A `Band` says what each sees: earlier
-rows of its own example, as far back as a window reaches. It is a rule and not a matrix, so that a
-kernel can skip what nobody sees; the matrix is there for tests (`Band.mask`). A `Grid` is the
-rectangle that kernels without ragged inputs need. In it examples *end* in the same column, where
-the distance of two columns is the distance of their rows, and one window fits all.
+The rows of all examples are concatenated without padding. A `Band` is their attention mask: a row
+attends to earlier rows of its own example, as far back as a window reaches. The mask is a rule, not
+a matrix, so that a kernel can skip masked blocks. `Band.mask` builds the matrix for tests. A `Grid`
+is the padded rectangle for kernels without ragged inputs. If examples *end* in the same column, the
+distance of two columns is the distance of their rows, so one window applies to all examples.
 
-Shapes: B examples, P packed rows, Q of them that ask, S columns, H heads, d head width.
+Shapes: B examples, P packed rows, Q query rows among them, S columns, H heads, d head width.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from torch.nn import functional
 
 
 class Band(NamedTuple):
-    """Which packed rows see which: a row sees rows of its example up to itself, within a window.
+    """Attention mask of packed rows: a row attends to its example up to itself, within a window.
 
     Args:
         offsets: (B + 1,) int64; example b owns rows offsets[b] to offsets[b + 1] - 1.
         longest: rows of the longest example.
-        window: how many rows a row sees, itself included; None for all before it.
-        num_mutual: leading rows of each example that also see each other forwards; every example
-            has as many, and there is no window.
-        queries: (Q,) int64 ascending, the rows that ask; None: all do.
-        most: the most of them in one example.
-        are_last: whether an example's queries are its last rows.
+        window: number of rows that a row attends to, itself included; None for all before it.
+        num_mutual: leading rows of each example that attend to each other in both directions.
+            Every example has at least this many, and there is no window.
+        queries: (Q,) int64, ascending indices of the query rows; None if all rows are.
+        most: largest number of query rows in one example.
+        are_last: whether the query rows of each example are its last rows.
     """
 
     offsets: Tensor
@@ -47,9 +47,14 @@ class Band(NamedTuple):
         return torch.repeat_interleave(self.offsets[:-1], lengths, output_size=num_rows)
 
     def sees(self, start: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Return whether rows `query`, of examples that begin at `start`, see rows `key`.
+        """Return whether query rows attend to key rows, as booleans.
 
-        All broadcast together.
+        The arguments broadcast together.
+
+        Args:
+            start: first row of the query's example.
+            query: index of the query row.
+            key: index of the key row.
         """
         visible = key <= query
         if self.window is not None:
@@ -72,13 +77,13 @@ class Band(NamedTuple):
         return torch.searchsorted(self.queries, self.offsets)
 
     def spread(self, heads: Tensor, num_rows: int) -> Tensor:
-        """Return (P, H, d) of (Q, H, d): each query in its own row, zeros elsewhere."""
+        """Return (P, H, d) of (Q, H, d): each query at its own row, zeros elsewhere."""
         if self.queries is None:
             return heads
         return heads.new_zeros(num_rows, *heads.shape[1:]).index_copy(0, self.queries, heads)
 
     def gather(self, heads: Tensor) -> Tensor:
-        """Return (Q, H, d) of (P, H, d): the rows that asked."""
+        """Return (Q, H, d) of (P, H, d): the query rows."""
         return heads if self.queries is None else heads.index_select(0, self.queries)
 
 

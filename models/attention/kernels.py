@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""Kernels of attention over packed rows: each does what a `Band` says and skips what it can.
+"""Attention kernels over packed rows. Each applies the mask of a `Band` and skips masked blocks.
 
 - `padded`: one call of `scaled_dot_product_attention` on a rectangle; any band, any device.
-- `banded`: short chunks of rows, each against itself and the window before it, so that the cost
-  grows with rows times window and ragged examples are never padded; windows only, any device.
-- `flash`: the `flash-attn` package, ragged and windowed by itself; CUDA, half precision.
+- `banded`: short chunks of rows, each against itself and the window before it. The cost grows with
+  rows times window, and ragged examples are not padded. Windows only, any device.
+- `flash`: the `flash-attn` package, which supports ragged inputs and windows; CUDA, half precision.
 - `flex`: FlexAttention, which compiles the band's rule into a kernel; CUDA.
 
-`models/attention/attention.py` chooses. What has run is noted (`in_use`), and what `sdpa` picked by
-itself. All take queries (Q, H, d), keys and values (P, H, d) and return (Q, H, d).
+`models/attention/attention.py` chooses the kernel. `in_use` lists the kernels that have run,
+including the backend that `sdpa` selected. All kernels take queries (Q, H, d), keys and values
+(P, H, d), and return (Q, H, d).
 
-Shapes: B examples, P packed rows, Q of them that ask, S columns, H heads, d head width, n chunks of
-c rows, w the window.
+Shapes: B examples, P packed rows, Q query rows, S columns, H heads, d head width, n chunks of c
+rows, w the window.
 """
 
 from __future__ import annotations
@@ -44,7 +45,16 @@ def sdpa(
     causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Call `scaled_dot_product_attention`, (B, H, Q, d), and note which of its kernels it takes."""
+    """Call `scaled_dot_product_attention` and record the backend that it selects.
+
+    Args:
+        query: (B, H, Q, d).
+        key: (B, H, S, d).
+        value: (B, H, S, d).
+        mask: boolean or additive, broadcast to (B, H, Q, S).
+        causal: use a causal mask; needs `mask` to be None.
+        scale: factor of the scores; None for d^-0.5.
+    """
     if not torch.compiler.is_compiling():
         device = query.device.type
         cast = torch.is_autocast_enabled(device)
@@ -65,13 +75,20 @@ def sdpa(
 
 
 def note(kind: Hashable, name: str, device: str, dtype: torch.dtype) -> None:
-    """Remember that a kernel is used; kind: what it is used for, which is noted once."""
+    """Record that a kernel is used.
+
+    Args:
+        kind: key of the use; only its first kernel is recorded.
+        name: kernel.
+        device: type of device.
+        dtype: number format of the inputs.
+    """
     if kind not in _noted:
         _noted[kind] = f"{name} on {device} in {str(dtype).removeprefix('torch.')}"
 
 
 def in_use() -> list[str]:
-    """Return which kernels have attended in this process since `forget`, each once."""
+    """Return the kernels that ran in this process since `forget`, each once."""
     return sorted(set(_noted.values()))
 
 
@@ -83,21 +100,22 @@ def news() -> list[str]:
 
 
 def forget() -> None:
-    """Forget which kernels were used: another run begins."""
+    """Clear the recorded kernels before another run."""
     _noted.clear()
     _told.clear()
 
 
 def chunk_of(window: int) -> int:
-    """Return the rows of a chunk of `banded`: at least the window, so that two chunks hold it."""
+    """Return the rows of a chunk of `banded`: at least the window, so that two chunks cover it."""
     return max(_CHUNK, window)
 
 
 def padded(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float | None) -> Tensor:
-    """Attend in a rectangle, its examples beginning or ending in one column.
+    """Attend in a padded rectangle.
 
-    Where they begin together and all rows ask, what pads an example comes after its rows: a causal
-    kernel hides it without a mask. Few rows that ask, and windows, take a mask over less.
+    If at least half of the rows are queries and there is no window, examples are padded at the end.
+    A causal kernel then hides the padding without a mask. Otherwise examples are padded at the
+    beginning, and a mask covers the query rows only.
     """
     most = band.longest if band.queries is None else band.most
     if band.window is None and not band.num_mutual and 2 * most >= band.longest:
@@ -115,22 +133,22 @@ def padded(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float |
 
 
 def _visible(band: Band, grid: Grid, asking: Grid, num_rows: int, together: bool) -> Tensor:
-    """Return (1 or B, 1, Q, S), True where a query's cell sees a key's.
+    """Return the mask (1 or B, 1, Q, S), True where a query cell attends to a key cell.
 
-    Places are counted from an example's end, where they are the same for all examples.
+    Positions are counted from the end of an example, so that they agree for all examples.
     """
     device = band.offsets.device
     lengths = band.offsets.diff()[:, None]
     if grid.cell is None:
         lengths = lengths[:1]
-    key_place = torch.arange(grid.size, 0, -1, device=device)[None]
+    key_place = torch.arange(grid.size, 0, -1, device=device)[None]  # (1, S)
     if together:
         place = torch.arange(asking.size, 0, -1, device=device)[None]
     else:
         ends = torch.repeat_interleave(band.offsets[1:], band.offsets.diff(), output_size=num_rows)
         assert band.queries is not None
         place = asking.place(ends[band.queries] - band.queries)
-    distance = key_place[:, None, :] - place[:, :, None]
+    distance = key_place[:, None, :] - place[:, :, None]  # (1 or B, Q, S) rows from key to query
     visible = distance >= 0
     if band.window is not None:
         visible = visible & (distance < band.window)
@@ -150,19 +168,19 @@ def banded(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float |
     size = chunk_of(window)
     num_chunks = -(-num_rows // size)
     missing = num_chunks * size - num_rows
-    query = functional.pad(band.spread(query, num_rows), (0, 0, 0, 0, 0, missing))
-    chunks = query.unflatten(0, (num_chunks, size)).transpose(1, 2)
+    query = functional.pad(band.spread(query, num_rows), (0, 0, 0, 0, 0, missing))  # (n c, H, d)
+    chunks = query.unflatten(0, (num_chunks, size)).transpose(1, 2)  # (n, H, c, d)
     seen = []
     for rows in (key, value):
         rows = functional.pad(rows, (0, 0, 0, 0, window - 1, missing))
-        own = rows[window - 1 :].unflatten(0, (num_chunks, size))
+        own = rows[window - 1 :].unflatten(0, (num_chunks, size))  # (n, c, H, d)
         before = rows[: num_chunks * size].unflatten(0, (num_chunks, size))[:, : window - 1]
-        seen.append(torch.cat([before, own], dim=1).transpose(1, 2))
+        seen.append(torch.cat([before, own], dim=1).transpose(1, 2))  # (n, H, w - 1 + c, d)
     device = key.device
     rows = torch.arange(num_chunks * size, device=device).view(num_chunks, size, 1)
     keys = torch.arange(1 - window, size, device=device) + rows[:, :1]
     start = functional.pad(band.starts(num_rows), (0, missing), value=num_rows)
-    mask = band.sees(start.view(num_chunks, size, 1), rows, keys)
+    mask = band.sees(start.view(num_chunks, size, 1), rows, keys)  # (n, c, w - 1 + c)
     out = sdpa(chunks, seen[0], seen[1], mask[:, None], scale=scale)
     return band.gather(out.transpose(1, 2).flatten(0, 1)[:num_rows])
 
@@ -180,7 +198,7 @@ def flash_version() -> str | None:
 
 
 def flash(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float | None) -> Tensor:
-    """Attend by `flash_attn_varlen_func`, which lines queries up with the end of the keys."""
+    """Attend by `flash_attn_varlen_func`, which aligns queries with the end of the keys."""
     attend: Callable[..., Any] = importlib.import_module("flash_attn").flash_attn_varlen_func
     whole = band.queries is None or band.are_last
     asked = query if whole else band.spread(query, len(key))
@@ -197,14 +215,14 @@ def flash(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float | 
         max_seqlen_k=band.longest,
         softmax_scale=scale,
         causal=True,
-        # How far a query sees back and ahead of itself, which is not counted.
+        # Keys before and after the query itself.
         window_size=(-1, -1) if band.window is None else (band.window - 1, 0),
     )
     return out if whole else band.gather(out)
 
 
 def flex(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float | None) -> Tensor:
-    """Attend by FlexAttention: all examples as one sequence whose rows see their own example."""
+    """Attend by FlexAttention: one sequence of all rows, masked to each row's own example."""
     num_rows = len(key)
     heads = [part.transpose(0, 1)[None] for part in (band.spread(query, num_rows), key, value)]
     out = _flex_kernel(query.device.type)(
@@ -216,14 +234,14 @@ def flex(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float | N
 @cache
 def _flex_kernel(device_type: str) -> Callable[..., Any]:
     flex_attention = importlib.import_module("torch.nn.attention.flex_attention").flex_attention
-    # Not compiled it is a plain computation, without the kernel: for tests on a CPU.
+    # Uncompiled FlexAttention is a reference computation without the kernel, for tests on a CPU.
     return torch.compile(flex_attention, dynamic=True) if device_type == "cuda" else flex_attention
 
 
 def flex_blocks(band: Band, num_rows: int) -> Any:
-    """Return FlexAttention's mask: the blocks that hold visible pairs, and the rule within them.
+    """Return FlexAttention's block mask: the blocks with visible pairs, and the rule within them.
 
-    What a block of rows sees is one run of blocks, so the list takes no matrix of pairs.
+    The visible blocks of a block of rows are consecutive, so no matrix of pairs is needed.
     """
     module = importlib.import_module("torch.nn.attention.flex_attention")
     start = band.starts(num_rows)
@@ -237,7 +255,7 @@ def flex_blocks(band: Band, num_rows: int) -> Any:
     low = start[first]
     if band.window is not None:
         low = torch.maximum(low, first - band.window + 1)
-    # Leading rows may see ahead of the block.
+    # The num_mutual leading rows may attend to rows after the block.
     high = torch.maximum(last, start[last] + band.num_mutual - 1).clamp_max(num_rows - 1)
     low, high = low // _FLEX_BLOCK, high // _FLEX_BLOCK
     blocks = low[:, None] + torch.arange(num_blocks, device=start.device)

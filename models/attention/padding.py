@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Streams as rectangles: what the baselines that attend over a history read.
+"""Padded histories for the baselines that attend over a history.
 
-TokenFormer packs ragged histories; the baselines pad them, newest event in the last column, so that
-the newest k events are the last k columns for every example. An event is its own vector, that of
-its action, and that of its place counted from the newest, so padding moves nobody's place.
+TokenFormer packs ragged histories. The baselines pad them at the beginning, so that the newest k
+events are the last k columns of every example. An event is the sum of its own vector, the vector of
+its action and a position vector. Positions count from the newest event, so padding does not change
+them.
 
 Shapes: B examples, F fields, N events, L columns (the longest history of the batch, at most
 `max_length`), V targets, D token width.
@@ -20,11 +21,12 @@ from models.stream import Stream
 
 
 class PaddedHistory(nn.Module):
-    """Events of a stream as (B, L, D), newest last, and which of them are there, (B, L).
+    """Events of a stream as (B, L, D), newest last, and a mask of the present ones, (B, L).
 
     Args:
-        max_length: newest events that are used.
-        num_actions: classes of the action on each event, 0 for streams without.
+        max_length: number of newest events that are used.
+        token_dim: D.
+        num_actions: classes of the action on each event; 0 for streams without actions.
     """
 
     def __init__(self, max_length: int, token_dim: int, num_actions: int) -> None:
@@ -37,13 +39,13 @@ class PaddedHistory(nn.Module):
             nn.init.normal_(self.actions.weight, std=0.02)
 
     def forward(self, stream: Stream) -> tuple[Tensor, Tensor]:
-        """Return events (B, L, D), zero where there is none, and their presence (B, L)."""
+        """Return events (B, L, D), zero where there is none, and the mask (B, L)."""
         offsets = stream.offsets
         longest = min(self.max_length, int(offsets.diff().max()))
-        behind = torch.arange(longest, 0, -1, device=offsets.device)
-        index = offsets[1:, None] - behind
+        behind = torch.arange(longest, 0, -1, device=offsets.device)  # (L,)
+        index = offsets[1:, None] - behind  # (B, L) rows of stream.events
         present = index >= offsets[:-1, None]
-        # One row more, for cells without an event: with no event at all there is no other.
+        # Padding cells read an extra last row of zeros; it exists even if there is no event.
         missing = len(stream.events)
         index = index.masked_fill(~present, missing).flatten()
         events = functional.pad(stream.events, (0, 0, 0, 1)).index_select(0, index)
@@ -58,9 +60,14 @@ class PaddedHistory(nn.Module):
 def read_stream(
     stream: Stream, num_fields: int, token_dim: int, num_actions: int, tower: str
 ) -> Stream:
-    """Return the stream as a tower of float32 or float64 weights can read it.
+    """Check a stream and widen its half-precision vectors to float32.
 
-    Half-precision vectors are widened to float32.
+    Args:
+        stream: the tokenizer's output.
+        num_fields: F that the tower was built for.
+        token_dim: D that the tower was built for.
+        num_actions: classes of actions that the tower was built for.
+        tower: name of the tower, for messages.
 
     Raises:
         ValueError: the stream does not fit the tower's fields, width or actions.

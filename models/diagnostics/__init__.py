@@ -1,1 +1,1 @@
-"""What is measured of representations: effective ranks, clusters."""
+"""Diagnostics of representations: effective ranks and clusters."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What a representation's clusters know of the label: mutual information after k-means.
+"""Mutual information of a representation's clusters and the label, after k-means.
 
-TokenFormer's question whether representations discriminate (RQ2): examples are put into K clusters
-by their representation alone, and the mutual information of cluster and label says how much the
-label's uncertainty shrinks once the cluster is known. A collapsed representation has clusters of
-noise, whose information is near 0.
+It answers whether representations discriminate (TokenFormer, RQ2). Examples are put into K clusters
+by their representation alone. The mutual information of cluster and label is the reduction of the
+label's entropy if the cluster is known. The clusters of a collapsed representation are noise, with
+information near 0.
 
 Shapes: N examples, D width, K clusters.
 """
@@ -51,10 +51,14 @@ def kmeans(points_ND: Tensor, num_clusters: int, num_iterations: int = 20, seed:
 
 
 def mutual_information(clusters: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Return I(cluster; label) and the label's entropy H, in nats, of N pairs of integers >= 0.
+    """Return I(cluster; label) and the label's entropy H, in nats.
 
-    Both from the counts as they are: with N examples the first is biased upwards by about
-    (K - 1)(L - 1) / 2N for L labels.
+    Both are plug-in estimates from counts. With N examples and L labels the information is biased
+    upwards by about (K - 1)(L - 1) / 2N.
+
+    Args:
+        clusters: (N,) integers >= 0.
+        labels: (N,) integers >= 0.
     """
     joint = torch.zeros(int(clusters.max()) + 1, int(labels.max()) + 1, dtype=torch.float64)
     ones = torch.ones(len(clusters), dtype=torch.float64)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""How much of their rank representations use: effective ranks, per layer and module.
+"""Effective ranks of representations, per layer and module.
 
-The towers exist to keep this high, so it is measured the same way for all of them. `diagnose` runs
-a tower once on a held-out batch and measures the outputs of the modules that ask for it. It is for
-evaluations: it decomposes every output that it measures, and belongs in no training step.
+The purpose of the towers is a high effective rank, so all are measured in the same way. `diagnose`
+runs a tower once on a held-out batch and measures the outputs of the marked modules. It decomposes
+every measured output, so it is for evaluations and too slow for a training step.
 
-A module asks by an attribute `measured_as`, the kind of its output: `layer`, `mixing`, `attention`
-or `ffn`; where a tensor is no module's output, `models.layers.Measured` marks it. A module whose
-output is not (B, T, D) has a method `to_measure` that returns it so. A module with learned scalars
-returns them by a method `learned`.
+An attribute `measured_as` marks a module and gives the kind of its output: `layer`, `mixing`,
+`attention` or `ffn`. `models.layers.Measured` marks a tensor that is not a module's output. A
+module whose output is not (B, T, D) has a method `to_measure` that converts it. A module with
+learned scalars has a method `learned` that returns them.
 
 With p_i = σ_i / Σ σ, the entropy effective rank is exp(-Σ p_i ln p_i); divided by the largest
 possible rank r it is the fractional effective rank (SpecFormer, equations 7-9). The stable rank is
@@ -27,16 +27,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Rows of ragged outputs that enter a measurement; more do not change the picture.
+# Rows of ragged outputs that are measured; more do not change the result.
 _MAX_ROWS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """What was measured at one module.
+    """Measurements of one module.
 
     Args:
-        module: its path in the tower.
+        module: path of the module in the tower.
         kind: `layer`, `mixing`, `attention`, `ffn` or `learned`.
         values: means over the batch of `erank`, `ferank`, `stable_rank`, `rho1` and `rho4`; for
             `learned` the layer's learned scalars (`tau`, `beta0`, ...).
@@ -52,8 +52,7 @@ class RankRecord:
 def singular_values(matrices: Tensor) -> Tensor:
     """Return (..., r) float64 singular values of (..., m, n) matrices, largest first.
 
-    Those of a matrix with an element that is not finite are NaN: it is measured, but measures
-    nothing.
+    The singular values of a matrix with a non-finite element are NaN.
     """
     matrices = matrices.detach().double()
     side = matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices
@@ -95,7 +94,7 @@ def cumulative_spectrum(sigma: Tensor) -> tuple[float, ...]:
 def gram_singular_values(gram: Tensor) -> Tensor:
     """Return (D,) singular values, largest first, of a matrix X from its XᵀX (D, D).
 
-    XᵀX is a sum over rows, so X may lie in pieces anywhere; an embedding table's does.
+    XᵀX is a sum over rows, so it can be computed for a table whose rows are on several ranks.
     """
     return torch.linalg.eigvalsh(gram.double()).flip(-1).clamp_min(0.0).sqrt()
 
@@ -103,8 +102,13 @@ def gram_singular_values(gram: Tensor) -> Tensor:
 def gradient_energy(tokens_BTD: Tensor, gradient_BTD: Tensor) -> Tensor:
     """Return (r,) shares of the gradient's energy along the tokens' left singular vectors.
 
-    With H = U Σ Vᵀ and G = dL/dH of an example, direction i has ‖u_iᵀ G‖² / ‖G‖²; means over the
-    examples that have a gradient. What is left to 1 lies outside the tokens' column space.
+    With H = U Σ Vᵀ and G = dL/dH of an example, the share of direction i is ‖u_iᵀ G‖² / ‖G‖². The
+    result is the mean over examples with a non-zero gradient. If the shares sum to less than 1, the
+    rest is outside the tokens' column space.
+
+    Args:
+        tokens_BTD: (B, T, D), H of every example.
+        gradient_BTD: (B, T, D), G of every example.
     """
     left = torch.linalg.svd(tokens_BTD.detach().double(), full_matrices=False).U
     energy = (left.mT @ gradient_BTD.double()).square().sum(-1)
@@ -133,10 +137,16 @@ def measure_spectrum(sigma: Tensor) -> dict[str, float]:
 def diagnose(tower: nn.Module, inputs: Any) -> list[RankRecord]:
     """Run `tower` on `inputs` (tokens (B, T, D) or a Stream) and measure it module by module.
 
-    Token matrices (B, T, D) and attention maps (B, T, T) are measured an example at a time; packed
-    rows (P, D) of ragged streams as one matrix over the batch. The tower's mode and weights are
-    unchanged. Returns the inputs' record first where they are tokens, then records in order of
-    execution, then one `learned` record a layer that has learned scalars.
+    Token matrices (B, T, D) and attention maps (B, T, T) are measured per example. Packed rows
+    (P, D) of ragged streams are measured as one matrix. The tower's mode and weights are unchanged.
+
+    Args:
+        tower: the model part to measure.
+        inputs: tokens (B, T, D), or a Stream.
+
+    Returns:
+        The record of the inputs, if they are tokens; then records in order of execution; then one
+        `learned` record for each layer with learned scalars.
     """
     records: list[RankRecord] = []
     if isinstance(inputs, Tensor):

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Eigendecompositions of a batch of small symmetric matrices by parallel Jacobi rotations.
 
-LAPACK decomposes a batch one matrix after the other. Jacobi's method does the same few operations
-to all of them at once: a round rotates n/2 disjoint pairs of rows and columns in every matrix, the
-n - 1 rounds of a round-robin tournament meet every pair once (a sweep), and a handful of sweeps
-converge quadratically. It is there for devices where many small kernels beat one matrix at a time;
-on a CPU LAPACK is faster (models/README.md has both figures).
+LAPACK decomposes a batch one matrix after the other. Jacobi's method applies the same operations to
+all matrices at once. A round rotates n/2 disjoint pairs of rows and columns in every matrix. A
+sweep is n - 1 rounds, which cover every pair once, as in a round-robin tournament. A few sweeps
+converge quadratically. The method is for devices where many small kernels are faster than one
+matrix at a time. On a CPU LAPACK is faster (models/README.md has both figures).
 
-Shapes: B matrices, n rows; the batch comes last inside, so that neighbours in memory do the same.
+Shapes: B matrices, n rows. Internally the batch dimension is last, for contiguous memory access.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def eigh_jacobi(matrices: Tensor) -> tuple[Tensor, Tensor]:
         matrices: (B, n, n), symmetric, float32 or float64, finite.
 
     Raises:
-        RuntimeError: 16 sweeps do not converge, which finite input does not bring about.
+        RuntimeError: 16 sweeps do not converge; it does not happen with finite input.
     """
     num_rows = matrices.shape[-1]
     odd = num_rows % 2
-    # An odd number of rows gets a bye: a row of zeros, which no rotation ever mixes in.
+    # An odd number of rows is padded by a row of zeros, which no rotation mixes with others.
     padded = torch.nn.functional.pad(matrices, (0, odd, 0, odd))
     inner = padded.permute(1, 2, 0).contiguous()
     size = num_rows + odd
@@ -48,7 +48,7 @@ def eigh_jacobi(matrices: Tensor) -> tuple[Tensor, Tensor]:
     else:
         raise RuntimeError(f"jacobi: no convergence within {_MAX_SWEEPS} sweeps of {size} rows")
     values = inner.diagonal(dim1=0, dim2=1)
-    # The row of the bye is the one whose eigenvector lies outside the matrix: it goes last.
+    # The padding row is the one whose eigenvector lies in the padded dimension: sort it last.
     rank = values
     if odd:
         rank = values.masked_fill(frame[:, -1].mT.abs() > 0.5, torch.inf)
@@ -74,7 +74,7 @@ def _rotation(inner: Tensor) -> tuple[Tensor, Tensor]:
     diagonal = inner.diagonal(dim1=0, dim2=1).mT
     twice = 2.0 * inner[:half, half:].diagonal(dim1=0, dim2=1).mT
     distance = diagonal[half:] - diagonal[:half]
-    # tan of the smaller of the two angles; 0/0 is a pair that needs no rotation.
+    # Tangent of the smaller of the two angles; 0/0 is a pair that needs no rotation.
     tangent = twice / (distance + torch.copysign(torch.hypot(distance, twice), distance))
     tangent = tangent.nan_to_num(nan=0.0)
     cosine = (1.0 + tangent.square()).rsqrt()

@@ -2,18 +2,19 @@
 """Spectra of a batch of token matrices: one small symmetric eigendecomposition an example.
 
 The smaller of the Gram matrices H Hᵀ and Hᵀ H is decomposed instead of H. It squares the condition
-number, so float64 is the reference. Float32 is taken where it is enough, which is measured and not
-assumed: a float32 Gram matrix has its eigenvalues right to about 1e-7 λ1, hence an example whose
-computed λn is above 1e-3 λ1 (singular values within a factor of 32 of each other) has every
-direction right to about 1e-4 of its own size and 1e-5 of the whole, and needs no floor. A Cholesky
-factorisation, twenty times cheaper, tells in advance that a batch is mostly beyond that: its
-smallest pivot bounds λn from above. Examples that are measured to be beyond it are decomposed again
-in float64.
+number, so float64 is the reference. Float32 is used for an example only if its computed spectrum
+allows it:
 
-Nothing here carries a gradient or follows autocast; gradients are written down in
-models/spectral/matrix_power.py. Examples with non-finite tokens (an overflow in half precision) do
-not stop the batch: their spectra are those of the identity, and what is computed from their tokens
-stays non-finite.
+- The eigenvalues of a float32 Gram matrix have an error of about 1e-7 λ1. If the computed λn is
+  above 1e-3 λ1 (singular values within a factor of 32), every direction has a relative error of
+  about 1e-4, or 1e-5 of the whole, and needs no floor.
+- Other examples are decomposed again in float64.
+- A Cholesky factorisation costs a twentieth of a decomposition. Its smallest pivot bounds λn from
+  above, so it shows in advance whether most of a batch needs float64.
+
+Nothing here carries a gradient or follows autocast. models/spectral/matrix_power.py computes the
+gradients. Examples with non-finite tokens (an overflow in half precision) do not stop the batch:
+they get the spectrum of the identity, and results computed from their tokens stay non-finite.
 
 Shapes: B examples, T tokens, D token width, n = min(T, D).
 """
@@ -36,8 +37,8 @@ _SOLVERS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "lapack": lambda gram: tuple(torch.linalg.eigh(gram)),
     "jacobi": eigh_jacobi,
 }
-# Tokens of a CPU that become float64 at a time: they stay in its cache, which takes a third of the
-# time of turning a whole batch into float64 first.
+# Numbers that a CPU converts to float64 at a time, so that they stay in its cache. This takes a
+# third of the time of converting the whole batch first.
 _CACHED_TOKENS = 80_000
 
 
@@ -63,10 +64,11 @@ def decompose(
     """Return the spectrum of every example's (T, D) matrix.
 
     Args:
-        precision: `measured` computes in float32 what is measured to allow it; `double` nothing. A
-            traced or exported graph, which cannot branch on what it measures, and float64 tokens
-            take `double`.
-        solver: `lapack`, or `jacobi` for all matrices at once.
+        tokens_BTD: (B, T, D).
+        precision: `measured` uses float32 where the spectrum allows it; `double` uses float64. A
+            traced or exported graph cannot branch on values and uses `double`, as do float64
+            tokens.
+        solver: `lapack`, one matrix after another; `jacobi`, all matrices at once.
     """
     with torch.no_grad(), torch.autocast(tokens_BTD.device.type, enabled=False):
         transposed = tokens_BTD.shape[-2] > tokens_BTD.shape[-1]
@@ -86,7 +88,7 @@ def _measured(rows: Tensor, solver: Eigensolver) -> tuple[Tensor, Tensor]:
     gram = narrow @ narrow.mT
     overflown = ~gram.isfinite().flatten(1).all(1)
     if overflown.any():
-        # Large tokens overflow in float32; non-finite ones are meaningless in any type.
+        # Finite tokens whose Gram matrix overflows in float32 are decomposed in float64.
         overflown &= rows.isfinite().flatten(1).all(1)
         gram = _finite(gram)
     factor, failed = torch.linalg.cholesky_ex(gram)
@@ -124,7 +126,7 @@ def _double_gram(rows: Tensor) -> Tensor:
 
 
 def _finite(gram: Tensor) -> Tensor:
-    """Return `gram` with the identity in the place of examples that are not finite."""
+    """Return `gram` with non-finite examples replaced by the identity."""
     finite = gram.isfinite().flatten(1).all(1)[:, None, None]
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     return torch.where(finite, gram, identity)
