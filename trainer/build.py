@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What a configuration becomes on this rank: its loaders and its distributed model.
+"""Build the loaders and the distributed model of this rank from a configuration.
 
-Training, evaluation and comparison build both here, so that they cannot differ.
+Training, evaluation and comparison all build them here, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from trainer.runtime.runtime import Runtime
 
 
 class Training(NamedTuple):
-    """A distributed model and what steps it."""
+    """A distributed model with its dense optimizer, its precision and its step pipeline."""
 
     parallel: Parallel
     dense: Dense
@@ -43,10 +43,16 @@ class Training(NamedTuple):
 
 
 def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:
-    """Return the loader of the training or test rows of this rank.
+    """Return this rank's loader of the training or the test rows.
+
+    Args:
+        config: the run's configuration.
+        runtime: this process among the ranks.
+        train: whether to read the training rows; otherwise the test rows.
 
     Raises:
-        ValueError: no path, no rows, or files that do not fit the schema.
+        ValueError: there is no path or no row, a file does not fit the schema, or ranks see
+            different logs.
     """
     data = config.data
     if not data.path:
@@ -77,10 +83,18 @@ def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:
 
 
 def _check_ranks(files: Sequence[LogFile], problem: str, what: str, runtime: Runtime) -> None:
-    """Check that all ranks see the same log: the shares of rows are cut from what each rank sees.
+    """Check that all ranks see the same log. Collective.
+
+    Each rank computes its share of the rows from its own file listing, so the listings must agree.
+
+    Args:
+        files: the files that this rank found.
+        problem: why this rank could not read the log; empty if it could.
+        what: the path and the rows, for the message.
+        runtime: this process among the ranks.
 
     Raises:
-        ValueError: on all ranks alike, if one has a problem or sees another log.
+        ValueError: a rank has a problem or sees another log; raised on all ranks.
     """
     names = contents(files)
     seen = hashlib.sha256(repr(list(names.items())).encode()).hexdigest()
@@ -104,7 +118,7 @@ def _check_ranks(files: Sequence[LogFile], problem: str, what: str, runtime: Run
 
 
 def build_training(config: TrainConfig, runtime: Runtime) -> Training:
-    """Build the model alike on all ranks, distribute it, and put its optimizers beside it."""
+    """Build the model identically on all ranks, shard it and create its optimizers. Collective."""
     model = RankingModel(config.schema, config.model, torch.device("meta"), config.runtime.seed)
     parallel = parallelize(model, config.parallel, config.sparse, runtime, config.loader.batch_size)
     if config.parallel.compile:
@@ -123,15 +137,20 @@ def build_training(config: TrainConfig, runtime: Runtime) -> Training:
 def standardize(
     model: nn.Module, files: Sequence[LogFile], schema: Schema, runtime: Runtime
 ) -> None:
-    """Give the dense columns that the schema wants standardised their means and deviations.
+    """Set the means and deviations of the dense columns that the schema standardises. Collective.
 
-    They are those of the first rows that the run trains on, the same for any number of ranks and
-    workers; the first rank reads, all ranks get what it found. As buffers of the model they are
-    kept in checkpoints: a run that resumes, or inherits dense weights, goes on with those that its
-    weights were trained with.
+    Rank 0 computes them from the first training rows and broadcasts them, so they do not depend on
+    the number of ranks or workers. They are buffers of the model, so checkpoints keep them. A run
+    that resumes, or inherits dense weights, keeps the moments that its weights were trained with.
+
+    Args:
+        model: the model whose `DenseExpansion` modules are filled.
+        files: the training files.
+        schema: names the dense columns and which of them are standardised.
+        runtime: this process among the ranks.
 
     Raises:
-        ValueError: on the first rank, if a file cannot be read.
+        ValueError: a file cannot be read; raised on the first rank.
     """
     if not any(feature.standardize for feature in schema.dense):
         return

@@ -28,7 +28,7 @@ RANKS = "ranks.json"
 TABLES = "tables.jsonl"
 INHERITED = "inherit.json"
 RECIPE_CHANGES = "recipe_changes.json"
-# What may differ between a run and its continuation: it changes no result.
+# Settings that may differ between a run and its continuation; they change no result.
 _FREE = {
     *(
         "telemetry",
@@ -39,12 +39,12 @@ _FREE = {
         "loader.pin_memory",
     ),
     *("runtime.timeout_seconds", "runtime.hang_seconds"),
-    # Who holds dense weights; checkpoints hold them whole, by name.
+    # How dense weights are distributed; checkpoints hold them whole, by name.
     *("parallel.dense", "parallel.zero", "parallel.bucket_megabytes"),
     *("parallel.find_unused_parameters", "parallel.compile"),
 }
 _LOCK = ".lock"
-# The folders that this process trains in; the system drops a lock with the process that holds it.
+# Locked folders of this process; the system releases a lock when its process ends.
 _held: dict[Path, int] = {}
 
 
@@ -54,14 +54,14 @@ def checkpoints_of(output: Path, config: TrainConfig) -> Folder:
 
 
 def note_changes(output: Path, recipe: TrainConfig, config: TrainConfig) -> None:
-    """Note how a run's settings differ from its recipe's, for its report.
+    """Write how a run's settings differ from its recipe's, for the run's report.
 
-    A report cannot find out by itself: the recipe may be code that is not there, or not trusted.
+    A report cannot load the recipe itself: its code may be absent or untrusted.
 
     Args:
         output: the run's folder, which exists.
-        recipe: as it is without overrides.
-        config: of the run.
+        recipe: the recipe without overrides.
+        config: the run's configuration.
     """
     found = differences(to_dict(recipe), to_dict(config))
     settings = [{"setting": one.path, "recipe": one.old, "run": one.new} for one in found]
@@ -69,13 +69,18 @@ def note_changes(output: Path, recipe: TrainConfig, config: TrainConfig) -> None
 
 
 def claim(output: Path, config: TrainConfig, runtime: Runtime) -> Folder | None:
-    """Decide, once for all ranks, what `output` is; return the checkpoint to resume from, if any.
+    """Claim `output` for this run, and return the checkpoint to resume from, if any. Collective.
 
-    Rank 0 looks and writes config.json; the others are told, so that no two ranks see different
-    states.
+    Rank 0 inspects the folder, writes config.json and broadcasts its decision, so that no two ranks
+    see different states.
+
+    Args:
+        output: the run's folder; it may not exist yet.
+        config: the run's configuration.
+        runtime: this process among the ranks.
 
     Raises:
-        ValueError: the folder holds a finished run, a run of another configuration, other files, or
+        ValueError: the folder holds a finished run, a run of another configuration or other files;
             another process trains in it; or it cannot be written.
     """
     answer: list[Any] = [None, None]
@@ -85,7 +90,7 @@ def claim(output: Path, config: TrainConfig, runtime: Runtime) -> Folder | None:
             answer[0] = None if found is None else address(found)
         except ValueError as error:
             answer[1] = str(error)
-        except Exception as error:  # of any file system; the others must not wait for ever
+        except Exception as error:  # any file system's; the other ranks must not wait for ever
             answer[1] = _unusable(output, config.checkpoint.folder, error)
     dist.broadcast_object_list(answer, src=0)
     checkpoint, error = answer
@@ -95,7 +100,7 @@ def claim(output: Path, config: TrainConfig, runtime: Runtime) -> Folder | None:
 
 
 def _unusable(output: Path, folder: str, error: Exception) -> str:
-    """Say which of a run's two folders cannot be used."""
+    """Return the message that names which of a run's two folders cannot be used."""
     cause = f"({str(error) or type(error).__name__})"
     if folder and str(output) not in str(error):
         return (
@@ -108,7 +113,7 @@ def _unusable(output: Path, folder: str, error: Exception) -> str:
 
 
 def _claim(output: Path, config: TrainConfig) -> Folder | None:
-    """Look at `output` and write config.json. See `claim`."""
+    """Inspect `output` and write config.json. See `claim`."""
     if output.exists() and not output.is_dir():
         raise ValueError(
             f"{output}: expected a folder for the run, got a file; choose another --output"
@@ -136,10 +141,10 @@ def _claim(output: Path, config: TrainConfig) -> Folder | None:
             recover(folder)
         found = complete(folder)
         if old["checkpoint"] != to_dict(config)["checkpoint"]:
-            _note(output, config)  # which names where checkpoints are from now on
+            _note(output, config)  # names the folder of checkpoints from now on
         _leave(output, old, config)
         return found[-1] if found else None
-    # A process that died before it had a configuration may have left one that is not whole.
+    # A process that died while writing its configuration may have left a partial file.
     names = [path.name for path in output.iterdir()] if output.exists() else []
     if any(name not in (_LOCK, RUN) and not is_partial(name) for name in names):
         raise ValueError(
@@ -168,12 +173,13 @@ def _note(output: Path, config: TrainConfig) -> None:
 
 
 def _lock(output: Path) -> bool:
-    """Keep other processes out of `output` for as long as this one lives.
+    """Lock `output` against other processes until this process ends.
 
-    Returns whether that worked: some file systems have no locks.
+    Returns:
+        Whether the lock is held; some file systems have no locks.
 
     Raises:
-        ValueError: another process trains in it.
+        ValueError: another process trains in the folder.
     """
     path = output.resolve() / _LOCK
     held = _held.get(path)
@@ -196,9 +202,9 @@ def _lock(output: Path) -> bool:
 
 
 def _moved(output: Path, old: Any, config: TrainConfig) -> list[str]:
-    """Return in which way checkpoints would be left behind, or those of another run taken over.
+    """Return why the checkpoint folder cannot change: the old or the new one holds checkpoints.
 
-    A run that has none may go on elsewhere, as after a full disk.
+    The list is empty where it may change. A run without checkpoints may move, as after a full disk.
     """
     was, now = _folder_of(old), _folder_of(to_dict(config))
     if was == now:
@@ -212,15 +218,15 @@ def _moved(output: Path, old: Any, config: TrainConfig) -> list[str]:
 
 
 def _leave(output: Path, old: Any, config: TrainConfig) -> None:
-    """Let others have the folder of checkpoints that a run, which had none yet, has moved from."""
+    """Release the old checkpoint folder if the run has moved to another one."""
     was = _folder_of(old)
     if was and was != _folder_of(to_dict(config)):
-        with contextlib.suppress(Exception):  # of any file system; it costs this run nothing
+        with contextlib.suppress(Exception):  # any file system's; a failure does not hurt this run
             release(checkpoint_folder(output, was), output)
 
 
 def _folder_of(old: dict[str, Any]) -> str:
-    """Return where the run of a configuration keeps its checkpoints; empty: in its own folder."""
+    """Return the checkpoint folder that a configuration sets; empty: inside the run's folder."""
     settings = old.get("checkpoint")
     folder = settings.get("folder") if isinstance(settings, dict) else ""
     return folder if isinstance(folder, str) else ""

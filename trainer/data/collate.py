@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Arrow records -> Batch: ids become table rows, lists become jagged values, nulls become masks.
 
-`to_batch` is the whole way in one call. A loader goes it in two steps, because arrays travel
-between processes and batches do not: `Collator` in a worker, `assemble` in the process that trains.
+`to_batch` does all of it in one call. A loader does it in two steps, because arrays travel between
+processes and batches do not: `Collator` runs in a worker, `assemble` in the training process.
 
 Shapes: B rows, F sparse features, C dense features, K labels, N values of all lists.
 """
@@ -29,19 +29,27 @@ def to_batch(
 ) -> Batch:
     """Convert B rows to a Batch on the CPU.
 
-    counts: if given, gains the number of out-of-range `identity` values by feature (`count`).
+    Args:
+        records: B rows with the columns of `schema`.
+        schema: which columns become which features.
+        counts: if given, gains the number of out-of-range `identity` values by feature (`count`).
 
     Raises:
-        ValueError: a column is missing or of a wrong type.
-        RowError: (a ValueError) a value is out of range, a label is not 0 or 1, the sequences of
-            one history differ in length, ids and their weights do, a weight is not finite, a user
-            or timestamp is null. It names feature, column, value and row.
+        ValueError: a column is missing or has a wrong type.
+        RowError: (a ValueError) a value is out of range; a label is not 0 or 1; the sequences of
+            one history, or ids and their weights, differ in length; a weight is not finite; a user
+            or timestamp is null. The message names feature, column, value and row.
     """
     return assemble(Collator(schema)(records, counts), schema)
 
 
 def assemble(arrays: BatchArrays | Sequence[torch.Tensor], schema: Schema) -> Batch:
-    """Return the Batch that shares the memory of `arrays` (or tensors in the same order)."""
+    """Return the Batch that shares the memory of `arrays`.
+
+    Args:
+        arrays: a `BatchArrays`, or tensors in the same order.
+        schema: names the sparse features.
+    """
     if isinstance(arrays, BatchArrays):
         arrays = [torch.from_numpy(array) for array in arrays.fields()]
     values, factors, lengths, dense, labels, weights, groups, actions, day = arrays
@@ -49,9 +57,9 @@ def assemble(arrays: BatchArrays | Sequence[torch.Tensor], schema: Schema) -> Ba
         sparse=KeyedJaggedTensor(
             keys=[feature.name for feature in schema.sparse],
             values=values,
-            # Of a batch without ids too: ranks must agree on what they exchange.
+            # Present even in a batch without ids: all ranks must exchange the same tensors.
             weights=factors if schema.has_weights else None,
-            lengths=lengths.view(-1),
+            lengths=lengths.view(-1),  # (F, B) -> (F * B,), feature by feature
         ),
         dense=dense,
         labels=labels,
@@ -80,13 +88,18 @@ def empty_batch(schema: Schema) -> Batch:
 
 
 def pad_batch(batch: Batch, num_examples: int, schema: Schema) -> Batch:
-    """Append rows of weight 0 until the batch has `num_examples` rows, padding counted.
+    """Append rows of weight 0 until the batch has `num_examples` rows, earlier padding included.
 
     A padding row holds the missing id (row 0, or `MISSING_ID`) in each `id` feature, empty lists
     and zeros.
 
+    Args:
+        batch: the batch to pad.
+        num_examples: rows of the result.
+        schema: kinds and tables of the sparse features.
+
     Raises:
-        ValueError: the batch is longer already.
+        ValueError: the batch is already longer.
     """
     missing = num_examples - batch.labels.shape[0]
     if missing < 0:
@@ -97,8 +110,9 @@ def pad_batch(batch: Batch, num_examples: int, schema: Schema) -> Batch:
         return batch
     sparse, values, lengths = batch.sparse, [], []
     old_factors, factors = sparse.weights_or_none(), []
+    # (F + 1,): the values of feature i are values[bounds[i] : bounds[i + 1]].
     bounds = np.concatenate(([0], np.cumsum(sparse.length_per_key()))).tolist()
-    old_lengths = sparse.lengths().view(len(schema.sparse), -1)
+    old_lengths = sparse.lengths().view(len(schema.sparse), -1)  # (F, B)
     for i, feature in enumerate(schema.sparse):
         is_id = int(feature.kind == "id")
         values += [

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Arrow records -> NumPy arrays of a batch; what a loader's worker runs, without TorchRec.
+"""Arrow records -> NumPy arrays of a batch; runs in a loader's worker, without TorchRec.
 
-All arithmetic is done on whole columns; the only Python loops run over the columns of the schema,
-and the values of a batch are joined once. `Collator` holds what can be derived from the schema
-beforehand.
+All arithmetic works on whole columns. The only Python loops run over the columns of the schema. The
+values of a batch are concatenated once. `Collator` precomputes what follows from the schema.
 
 Shapes: B rows, F sparse features, C dense features, K labels, N values of all lists, E table rows.
 """
@@ -40,9 +39,16 @@ from trainer.data.transforms import (
 class BatchArrays:
     """A batch as NumPy arrays: the fields of `Batch`, with `sparse` as its values and lengths.
 
-    values: (N,) int64 table rows (ids where the table is dynamic), feature by feature.
-    factors: (N,) float32, by what their vectors are multiplied; (0,) if no feature has weights.
-    lengths: (F, B) int32. day: (1,) int64.
+    Attributes:
+        values: (N,) int64 table rows (ids where the table is dynamic), feature by feature.
+        factors: (N,) float32 factors of the vectors; (0,) if no feature has weights.
+        lengths: (F, B) int32.
+        dense: (B, C) float32; null is NaN.
+        labels: (B, K) float32 in {0, 1}.
+        weights: (B, K) float32; 0 where a label is null.
+        groups: (B,) int64 mixed user ids; zeros if the schema names no user.
+        actions: int64 past actions, one per item of the history that has them; (0,) if none has.
+        day: (1,) int64 days since the epoch.
     """
 
     values: np.ndarray
@@ -64,7 +70,10 @@ class BatchArrays:
 
 
 class Collator:
-    """Converts records by one schema.
+    """Converts records to arrays by one schema.
+
+    Args:
+        schema: which columns become which features.
 
     Raises:
         ValueError: a table is too small for its transform, or the sequences of one history differ
@@ -86,7 +95,7 @@ class Collator:
         ]
         self._hashed = {feature.name: i for i, feature in enumerate(hashed)}
         divisors = [self._rows[feature.table] - 1 for feature in hashed]
-        self._divisors = np.array(divisors, np.uint64).reshape(-1, 1)
+        self._divisors = np.array(divisors, np.uint64).reshape(-1, 1)  # (F', 1)
         self._hashed_features = hashed
         self._actions = next(
             (
@@ -118,10 +127,7 @@ class Collator:
         counts: Counter[str] | None = None,
         day: int = 0,
     ) -> BatchArrays:
-        """Convert B rows, as `to_batch` does, to arrays.
-
-        day: of the rows, if the schema has no timestamp.
-        """
+        """Convert B rows to arrays, as `to_batch` does; without a timestamp all rows are of `day`."""
         schema, num_rows = self.schema, records.num_rows
         if self._checked is None or not self._checked.equals(records.schema):
             check_columns(records.schema, schema, "records")
@@ -133,8 +139,8 @@ class Collator:
                 what = "user" if name == schema.user else "timestamp"
                 raise RowError(f"column {name!r} ({what}): expected no nulls, got a null", row)
         values: list[np.ndarray] = [np.empty(0, np.int64)]
-        lengths = np.ones((len(schema.sparse), num_rows), np.int32)
-        hashed = self._hash_ids(columns, num_rows)
+        lengths = np.ones((len(schema.sparse), num_rows), np.int32)  # (F, B)
+        hashed = self._hash_ids(columns, num_rows)  # (F', B)
         lists: dict[str, Lists] = {}
         for i, feature in enumerate(schema.sparse):
             if feature.name in self._hashed:
@@ -157,7 +163,7 @@ class Collator:
             self._check_history(feature.history, feature.column, full, lists)
             newest = full.newest(feature.max_length)
             values.append(self._list_rows(feature, newest, counts))
-            lengths[i] = newest.lengths
+            lengths[i] = newest.lengths  # (B,)
         labels, weights = label_matrices(schema.labels, columns, num_rows)
         return BatchArrays(
             values=np.concatenate(values),
@@ -181,7 +187,7 @@ class Collator:
             ids[i], nulls = to_integers(columns[feature.column], f"sparse feature {feature.name!r}")
             if nulls is not None:
                 missing.append((i, nulls))
-        rows = mix64(ids)
+        rows = mix64(ids)  # (F', B) uint64
         rows %= self._divisors
         rows += np.uint64(1)
         for i, nulls in missing:
@@ -202,7 +208,14 @@ class Collator:
     def _check_history(
         self, history: str, column: str, lists: Lists, seen: dict[str, Lists]
     ) -> None:
-        """Check that the lists of one history have equal lengths; `seen` holds its first lists."""
+        """Check that the lists of one history have equal lengths.
+
+        Args:
+            history: name of the history; empty for a list outside any.
+            column: name of the column, for the message.
+            lists: its lists.
+            seen: the first lists of each history, filled here.
+        """
         first = seen.setdefault(history, lists)
         unequal = first.lengths != lists.lengths
         if history and unequal.any():
@@ -220,7 +233,7 @@ class Collator:
         return mix64(to_integers(columns[self.schema.user], "user")[0]).view(np.int64)
 
     def _read_actions(self, columns: dict[str, pa.Array], seen: dict[str, Lists]) -> np.ndarray:
-        """Return the (N,) past actions of the first history that has them; a null is no action."""
+        """Return the int64 past actions of the first history that has any; null becomes 0."""
         if self._actions is None:
             return np.empty(0, np.int64)
         history, column = self._actions

@@ -35,7 +35,9 @@ _NUMBER_KINDS = ("integer", "float", "decimal")
 class RowError(ValueError):
     """A value that cannot become part of an example.
 
-    message: what is wrong, without the place. row: its position in the records converted.
+    Args:
+        message: what is wrong, without the place.
+        row: position of the value in the converted records.
     """
 
     def __init__(self, message: str, row: int):
@@ -50,7 +52,14 @@ class RowError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """One use of a column: by whom, and which kinds of Arrow type it takes."""
+    """One use of a column.
+
+    Attributes:
+        column: its name.
+        owner: what uses it, for messages.
+        kinds: the kinds of Arrow type that are accepted.
+        is_list: whether it must hold lists.
+    """
 
     column: str
     owner: str
@@ -59,7 +68,7 @@ class Use:
 
     @property
     def expected(self) -> str:
-        """The types taken, in words."""
+        """The accepted types, in words."""
         plural = [f"{kind}s" if kind != "text" else "strings" for kind in self.kinds]
         return ("a list of " if self.is_list else "") + " or ".join(plural)
 
@@ -73,7 +82,7 @@ class Use:
 
 @functools.lru_cache(maxsize=256)
 def kind_of(type_: pa.DataType) -> str:
-    """Name the family of an Arrow type; the types of one family can replace each other."""
+    """Return the family of an Arrow type; types of one family are interchangeable."""
     if is_text(type_):
         return "text"
     if pa.types.is_dictionary(type_):
@@ -91,7 +100,7 @@ def kind_of(type_: pa.DataType) -> str:
 
 
 def is_list(type_: pa.DataType) -> bool:
-    """Return whether values are lists that `read_lists` takes."""
+    """Return whether `read_lists` accepts this Arrow type."""
     return (
         pa.types.is_list(type_)
         or pa.types.is_large_list(type_)
@@ -100,7 +109,7 @@ def is_list(type_: pa.DataType) -> bool:
 
 
 def uses(schema: Schema) -> list[Use]:
-    """List every use that `schema` makes of a column."""
+    """Return every use that `schema` makes of a column."""
     found = [
         Use(
             column=feature.column,
@@ -142,13 +151,13 @@ def check_columns(
     """Check that the Arrow schema `columns` of the file (or records) `source` fits `schema`.
 
     Args:
-        columns: names and types of the file.
+        columns: names and types of the file's columns.
         schema: what the columns are used for.
         source: the file's path, for messages.
-        partition: what folders such as country=US in the path stand for, which is not read.
+        partition: keys and values of folders such as country=US in the path; they are not read.
 
     Raises:
-        ValueError: columns are missing, repeated or of a wrong type; all of them are named.
+        ValueError: columns are missing, repeated or of a wrong type; the message names all of them.
     """
     problems = []
     for use in uses(schema):
@@ -184,8 +193,12 @@ def check_columns(
 def to_integers(array: pa.Array, owner: str) -> tuple[np.ndarray, np.ndarray | None]:
     """Convert N values to int64 and a mask of nulls (None if there are none); text is hashed.
 
-    A float must be a whole number (a column of integers with nulls often arrives as floats), so
-    that it keeps the id it has as an integer; NaN is null. Unsigned 64-bit ids keep their bits.
+    A column of integers with nulls often arrives as floats. A float must therefore be a whole
+    number, so that it keeps its id as an integer. NaN is null. Unsigned 64-bit ids keep their bits.
+
+    Args:
+        array: N values.
+        owner: what uses them, for messages.
 
     Raises:
         RowError: a float is not whole, or so large that it may stand for several ids; `row` is a
@@ -213,7 +226,7 @@ def to_integers(array: pa.Array, owner: str) -> tuple[np.ndarray, np.ndarray | N
 
 
 def exact_bits(type_: pa.DataType) -> int:
-    """Return below which power of two a float type holds every whole number."""
+    """Return b such that a float type represents all whole numbers below 2^b exactly."""
     if pa.types.is_float16(type_):
         return 11
     return 24 if pa.types.is_float32(type_) else 53
@@ -246,7 +259,13 @@ def _whole_numbers(
 
 @dataclass(frozen=True, kw_only=True)
 class Lists:
-    """The lists of B rows: row b holds `child[starts[b] : starts[b] + lengths[b]]`."""
+    """The lists of B rows: row b holds `child[starts[b] : starts[b] + lengths[b]]`.
+
+    Attributes:
+        child: values of all lists; some may be unused.
+        starts: (B,) int64.
+        lengths: (B,) int64.
+    """
 
     child: pa.Array
     starts: np.ndarray
@@ -264,10 +283,11 @@ class Lists:
         return self.child.take(pa.array(self.starts + self.lengths + position, mask=~present))
 
     def values(self) -> pa.Array:
-        """Return the (N,) values of all lists, row by row; no copy if they lie so already."""
+        """Return the (N,) values of all lists, row by row; no copy if `child` is already that."""
         total, ends = int(self.lengths.sum()), np.cumsum(self.lengths)
         if total == len(self.child) and np.array_equal(self.starts, ends - self.lengths):
             return self.child
+        # (N,): offset from a value's position in the result to its position in `child`.
         first = np.repeat(self.starts - (ends - self.lengths), self.lengths)
         return self.child.take(pa.array(first + np.arange(total)))
 

@@ -45,11 +45,15 @@ _FOOTER_THREADS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class LogFile:
-    """One Parquet file: its day (YYYY-MM-DD, or empty) and the number of rows of each row group.
+    """One Parquet file of a log.
 
-    row_group_starts: the first row that is wanted of each row group; empty for the first of all.
-    families: (column, `text`, `date` or `number`) of each column that has values.
-    footer: a hash of the footer, which changes with nearly any change of the rows.
+    Attributes:
+        path: the file's path.
+        day: YYYY-MM-DD, or empty.
+        row_group_rows: number of rows of each row group.
+        row_group_starts: first wanted row of each row group; empty if that is row 0 everywhere.
+        families: (column, `text`, `date` or `number`) of each column that has values.
+        footer: a hash of the footer, which changes with nearly any change of the rows.
     """
 
     path: str
@@ -78,11 +82,14 @@ class RowInterval:
 def discover(path: str | Path, days: tuple[str, str] | None, schema: Schema) -> tuple[LogFile, ...]:
     """Find the files of a log, in order of day and name, and check their footers against `schema`.
 
-    days: the first and last day wanted, inclusive, as YYYY-MM-DD; None takes everything.
+    Args:
+        path: a folder of dt=YYYY-MM-DD/ partitions, a folder of Parquet files, or one file.
+        days: the first and last wanted day, inclusive, as YYYY-MM-DD; None takes every day.
+        schema: the columns that the files must have.
 
     Raises:
         ValueError: there is no file or no row; `days` are not days or the log has none of them; a
-            file is empty, truncated or not Parquet; a column is missing or of a wrong type; a
+            file is empty, truncated or not Parquet; a column is missing or has a wrong type; a
             column is text in one file and a number in another, so that its ids would not match.
     """
     found = _list_files(Path(path))
@@ -99,9 +106,9 @@ def discover(path: str | Path, days: tuple[str, str] | None, schema: Schema) -> 
 
 
 def contents(files: Sequence[LogFile]) -> dict[str, str]:
-    """Return a hash of what is read of each file, by day and name.
+    """Return a hash of the rows read from each file, by day and name.
 
-    The folder is no part of it, so that a log may be moved.
+    The folder is left out of the hash, so that a log may be moved.
     """
     found: dict[str, str] = {}
     for file in files:
@@ -114,7 +121,13 @@ def contents(files: Sequence[LogFile]) -> dict[str, str]:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str], count: int = 3) -> str:
-    """Say in words which files of two `contents` are new, gone or changed; empty if none."""
+    """Return which files of two `contents` are new, gone or changed; empty if none.
+
+    Args:
+        before: the earlier contents.
+        now: the current contents.
+        count: names to show per group.
+    """
     both = before.keys() & now.keys()
     groups = {
         "new": sorted(now.keys() - before.keys()),
@@ -130,7 +143,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str], count: int = 
 
 
 def days_of(path: str | Path) -> list[str]:
-    """Return the days of a log, in order; an empty string stands for files in no partition.
+    """Return the days of a log, in order; files outside any partition have the empty day.
 
     Raises:
         ValueError: there is no file.
@@ -140,6 +153,10 @@ def days_of(path: str | Path) -> list[str]:
 
 def keep_rows(files: Sequence[LogFile], shares: tuple[float, float]) -> tuple[LogFile, ...]:
     """Keep the rows from share to share (0 to 1) of all rows in the files' order.
+
+    Args:
+        files: the files of the log.
+        shares: where the kept rows begin and end.
 
     Raises:
         ValueError: no row is left.
@@ -244,7 +261,7 @@ def _read_footer(path: str, day: str, schema: Schema) -> LogFile:
 
 
 def _hash_footer(path: str) -> str:
-    """Return a hash of a file's footer: sizes, places and statistics of all its column chunks."""
+    """Return a hash of a file's footer: sizes, offsets and statistics of all its column chunks."""
     with open(path, "rb") as file:
         file.seek(-8, os.SEEK_END)
         length = int.from_bytes(file.read(4), "little")
@@ -253,10 +270,10 @@ def _hash_footer(path: str) -> str:
 
 
 def check_families(files: Sequence[LogFile]) -> None:
-    """Check that a column is text in all files or in none: an id would get two embeddings.
+    """Check that each column is text in all files or in none; otherwise an id gets two embeddings.
 
     Raises:
-        ValueError: it is not; column and both files are named.
+        ValueError: a column is text in one file only; the message names it and both files.
     """
     seen: dict[str, tuple[str, str]] = {}
     for file in files:

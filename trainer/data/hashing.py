@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: MIT
 """Turn raw ids into 64-bit integers and those into table rows, without a Python object per id.
 
-A string id becomes XXH64 (seed 0) of its UTF-8 bytes, the same number every public xxHash library
-gives, so that a log can be hashed by any tool. The hash is computed over Arrow's offset and data
-buffers: the only loops run over word positions inside a string, all rows advance together, and rows
-are ordered by length, so one long string costs its own length and nothing more. A 64-bit integer
-becomes a table row through the SplitMix64 finaliser, because the low bits of raw ids are seldom
-uniform and a remainder alone would fill a table unevenly.
+A string id becomes the XXH64 (seed 0) of its UTF-8 bytes. Every public xxHash library gives the
+same number, so any tool can hash a log. The hash is computed over Arrow's offset and data buffers.
+The only loops run over word positions inside a string, and all rows advance together. Rows are
+ordered by length, so one long string costs only its own length.
+
+A 64-bit integer becomes a table row through the SplitMix64 finaliser. The low bits of raw ids are
+seldom uniform, so a remainder alone would fill a table unevenly.
 
 Source: the xxHash specification (XXH64); Steele, Lea and Flood, "Fast Splittable Pseudorandom
-Number Generators", 2014 (SplitMix64). Shapes: N ids, E table rows.
+Number Generators", 2014 (SplitMix64).
+
+Shapes: N ids, E table rows.
 """
 
 from __future__ import annotations
@@ -109,9 +112,9 @@ def to_rows(ids: np.ndarray | pa.Array, num_embeddings: int) -> np.ndarray:
 
 @functools.cache
 def routing_fingerprint() -> str:
-    """Return a hash of how ids become table rows, found by sending some through.
+    """Return a hash that identifies how ids are mapped to table rows, computed from sample ids.
 
-    Tables that were trained under another one hold the vectors of other ids.
+    Tables trained under another fingerprint hold the vectors of other ids.
     """
     words = pa.array([chr(97 + length % 26) * length for length in range(70)])
     numbers = np.arange(-35, 35) * 0x1234567
@@ -120,15 +123,19 @@ def routing_fingerprint() -> str:
 
 
 def permutation(num_items: int, *key: int) -> np.ndarray:
-    """Return a permutation of `num_items` positions that depends on the integers of `key` alone.
+    """Return a permutation of `num_items` positions that depends only on the integers of `key`.
 
-    It orders positions by a SplitMix64 stream instead of a library's generator, whose stream may
-    change with the library: a run resumed a year later sees the same order.
+    It sorts positions by a SplitMix64 stream. A library's generator could change with the library;
+    this way a run resumed a year later sees the same order.
+
+    Args:
+        num_items: positions to permute.
+        *key: integers that select the permutation.
     """
     state = np.zeros(1, np.uint64)
     for part in key:
         state = mix64(state + _PRIME_1 + np.array([part], np.int64).view(np.uint64))
-    steps = np.arange(1, num_items + 1, dtype=np.uint64)
+    steps = np.arange(1, num_items + 1, dtype=np.uint64)  # (num_items,)
     return np.argsort(mix64(state + steps * np.uint64(0x9E3779B97F4A7C15)), kind="stable")
 
 
@@ -145,7 +152,7 @@ def _xxh64(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndar
 def _hash_ordered(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Hash byte ranges that come longest first, in blocks whose temporaries stay in the cache."""
     words, halves = _unaligned(data, "<u8"), _unaligned(data, "<u4")
-    hashes = np.empty(len(starts), np.uint64)
+    hashes = np.empty(len(starts), np.uint64)  # (N,)
     for first in range(0, len(starts), _BLOCK_ROWS):
         block = slice(first, first + _BLOCK_ROWS)
         hashed = _hash_stripes(words, starts[block], lengths[block] >> 5)
@@ -166,8 +173,16 @@ def _hash_rest(
     starts: np.ndarray,
     lengths: np.ndarray,
 ) -> None:
-    """Fold each row's last 0 to 31 bytes into `hashes`: whole words, half a word, bytes."""
+    """Fold each row's last 0 to 31 bytes into `hashes`: whole words, then a half word, then bytes.
+
+    Args:
+        hashes: (N,) uint64 accumulators, changed in place.
+        views: the data as overlapping 8-byte words, 4-byte half words and single bytes.
+        starts: (N,) int64 first byte of each row.
+        lengths: (N,) int64 bytes of each row.
+    """
     words, halves, data = views
+    # (N,) each: position of the next unread byte, and number of bytes left.
     cursor, rest = starts + (lengths & -_STRIPE_BYTES), lengths & (_STRIPE_BYTES - 1)
     for position in range(3):
         rows = _rows(rest >= 8 * (position + 1))
@@ -197,14 +212,14 @@ def _hash_stripes(words: np.ndarray, starts: np.ndarray, stripes: np.ndarray) ->
         return hashes
     with np.errstate(over="ignore"):
         initial = (_PRIME_1 + _PRIME_2, _PRIME_2, np.uint64(0), np.uint64(0) - _PRIME_1)
-    lanes = np.repeat(np.array(initial, np.uint64)[:, None], num_long, axis=1)
-    lane_offsets = np.arange(0, _STRIPE_BYTES, 8)[:, None]
+    lanes = np.repeat(np.array(initial, np.uint64)[:, None], num_long, axis=1)  # (4, num_long)
+    lane_offsets = np.arange(0, _STRIPE_BYTES, 8)[:, None]  # (4, 1) bytes
     active, ascending = num_long, stripes[:num_long][::-1]
     for stripe in range(int(stripes[0])):
         active = num_long - int(np.searchsorted(ascending, stripe, side="right"))
-        position = starts[None, :active] + (lane_offsets + stripe * _STRIPE_BYTES)
+        position = starts[None, :active] + (lane_offsets + stripe * _STRIPE_BYTES)  # (4, active)
         lanes[:, :active] = _round(lanes[:, :active], words[position])
-    total = np.zeros(num_long, np.uint64)
+    total = np.zeros(num_long, np.uint64)  # (num_long,)
     for lane, rotation in zip(lanes, _LANE_ROTATIONS, strict=True):
         total += _rotate(lane, rotation)
     for lane in lanes:
@@ -214,7 +229,7 @@ def _hash_stripes(words: np.ndarray, starts: np.ndarray, stripes: np.ndarray) ->
 
 
 def _round(accumulator: np.ndarray | np.uint64, word: np.ndarray) -> np.ndarray:
-    """XXH64's round: accumulator and word, uint64, to the next accumulator."""
+    """Apply XXH64's round to uint64 accumulators and words; return the next accumulators."""
     return _rotate(accumulator + word * _PRIME_2, 31) * _PRIME_1
 
 
@@ -224,7 +239,7 @@ def _rotate(value: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _rows(active: np.ndarray) -> slice | np.ndarray | None:
-    """Return what selects the active rows: everything as a slice (no copy), or None for none."""
+    """Return an index of the active rows: a slice for all (no copy), None for none."""
     count = int(np.count_nonzero(active))
     if count == len(active) and count:
         return slice(None)

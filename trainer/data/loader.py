@@ -49,11 +49,13 @@ _FILES_KEPT = 5_000  # files whose hashes stand in a checkpoint
 class LoaderConfig:
     """How a log is read.
 
-    batch_size: examples per rank and step. shuffle_rows: rows of the shuffle buffer of a worker (a
-    multiple of batch_size is used). order: `shuffle`, `time` (days in order, shuffled inside a day)
-    or `none`. num_workers: processes that read ahead, 0 reads in the training process.
-    prefetch_windows: buffers that each worker keeps ready. pin_memory: page-locked batches, for
-    copies to an accelerator.
+    Attributes:
+        batch_size: examples per rank and step.
+        shuffle_rows: rows of a worker's shuffle buffer, rounded down to a multiple of batch_size.
+        order: `shuffle`, `time` (days in order, shuffled inside a day) or `none`.
+        num_workers: processes that read ahead; 0 reads in the training process.
+        prefetch_windows: buffers that each worker keeps ready.
+        pin_memory: whether batches are page-locked, for faster copies to an accelerator.
     """
 
     batch_size: int = 2048
@@ -94,7 +96,18 @@ class LoaderConfig:
 class Loader:
     """Iterates the batches of one rank and epoch, on the CPU.
 
-    Attributes: files; epoch; step, the batches of the epoch that were handed out.
+    Args:
+        files: the files to read.
+        schema: which columns become which features.
+        config: how to read them.
+        rank: this rank, 0 to world_size - 1.
+        world_size: number of ranks that share the rows.
+        seed: seed of the order.
+
+    Attributes:
+        files: the files to read.
+        epoch: the current epoch, from 0.
+        step: batches of the epoch that have been handed out.
     """
 
     def __init__(
@@ -126,7 +139,7 @@ class Loader:
         self._begin(0, ())
 
     def __len__(self) -> int:
-        """Steps of the epoch, those already taken included; equal on all ranks."""
+        """Return the steps of the epoch, including those already taken; equal on all ranks."""
         return self._steps_before + self._num_steps
 
     @property
@@ -135,15 +148,16 @@ class Loader:
         return self._order.num_rows
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of `epoch`, counted from 0, unless it is the one in progress."""
+        """Start `epoch`, counted from 0, unless it is already in progress."""
         if epoch != self.epoch:
             self._begin(epoch, ())
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        """Return the position, in plain numbers and strings; the same on all ranks.
+        """Return the position as plain numbers and strings; the same on all ranks.
 
-        step: the batches of the epoch that were trained, where a pipeline reads ahead of training;
-            None takes all that were handed out.
+        Args:
+            step: trained batches of the epoch, for a pipeline that reads ahead; None counts all
+                batches that were handed out.
         """
         step = self.step if step is None else step
         if not self._steps_before <= step <= self.step:
@@ -164,11 +178,14 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the position of `state`, saved at any world size and batch size.
 
-        At the same world size, batch size and buffer the batches that follow are those that an
-        uninterrupted run would have seen; at another, all rows left are read, once each.
+        At the same world size, batch size and buffer, the next batches equal those of an
+        uninterrupted run. Otherwise all remaining rows are read, once each.
+
+        Args:
+            state: what `state_dict` returned.
 
         Raises:
-            ValueError: the log, the order or the seed is another, so the position means nothing.
+            ValueError: the log, the order or the seed differs, so the position means nothing.
         """
         legs = [Leg(*leg) for leg in state["legs"]]
         if sum(leg.num_steps for leg in legs):
@@ -192,20 +209,22 @@ class Loader:
         return f"{rows:,} rows{of_days}"
 
     def _changes(self, state: dict[str, Any]) -> str:
-        """Say which files are not those of the checkpoint, as far as it names them."""
+        """Return which files differ from the checkpoint's, as far as it lists them."""
         before = state.get("files", {})
         found = differences(before, contents(self.files)) if before else ""
         return f" ({found})" if found else ""
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the files and rows that the loader reads, wherever they lie."""
+        """A hash of the files and rows that the loader reads, independent of their paths."""
         return self._fingerprint
 
     def out_of_range(self, step: int | None = None) -> Counter[str]:
         """Return how many `identity` values, by feature, policy `count` has sent to row 0.
 
-        step: as of `state_dict`; of this loader, not of one whose position it has taken over.
+        Args:
+            step: as in `state_dict`. Counts cover this loader only, not one whose position it
+                continues.
         """
         return self._counted.total(self.step if step is None else step)
 
@@ -220,7 +239,8 @@ class Loader:
         """Yield the epoch's batches from `step` on; a finished epoch starts again.
 
         Raises:
-            ValueError: damaged or unfit data; the message names rank, worker, file, row group, row.
+            ValueError: data is damaged or does not fit; the message names rank, worker, file, row
+                group and row.
             RuntimeError: a worker process died; the message names rank and worker.
         """
         if self._finished:
@@ -317,7 +337,7 @@ class Loader:
 
 
 class _Windows(Sampler[Window]):
-    """Hands the windows of the epoch to whichever worker reads next."""
+    """Hands out the windows of the epoch to the next free worker."""
 
     def __init__(self) -> None:
         self.items: Iterator[Window] = iter(())
@@ -328,10 +348,10 @@ class _Windows(Sampler[Window]):
 
 
 class _Counted:
-    """Sums what batches count, up to the batch that was trained last.
+    """Sums the counts of batches, up to the batch that was trained last.
 
     A pipeline takes batches ahead of training. A run that continues from a checkpoint counts those
-    again, so that checkpoint's numbers leave them out.
+    batches again, so the checkpoint's sums leave them out.
     """
 
     def __init__(self) -> None:
@@ -339,17 +359,17 @@ class _Counted:
         self._latest: collections.deque[tuple[int, Counter[str]]] = collections.deque()
 
     def add(self, step: int, counts: Counter[str]) -> None:
-        """Add what the batch `step` of the epoch counts."""
+        """Add the counts of batch `step` of the epoch."""
         if any(counts.values()):
             self._latest.append((step, counts))
             if len(self._latest) > _AHEAD:
                 self._sum += self._latest.popleft()[1]
 
     def end_epoch(self) -> None:
-        """Take all batches so far for trained."""
+        """Treat all batches so far as trained."""
         while self._latest:
             self._sum += self._latest.popleft()[1]
 
     def total(self, step: int) -> Counter[str]:
-        """Return the sums up to the batch `step` of the epoch, of the latest `_AHEAD`."""
+        """Return the sums up to batch `step` of the epoch, at most `_AHEAD` batches back."""
         return sum((counts for at, counts in self._latest if at <= step), self._sum.copy())

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Which rows each rank reads in an epoch, and in which order: arithmetic alone, no data.
+"""Which rows each rank reads in an epoch, and in which order: arithmetic only, no data.
 
-An epoch is one sequence of all rows: the row groups in an order that depends on (seed, epoch). It
-is cut row-exactly into one contiguous share a rank, shares are cut into windows, and the rows
-inside a window are permuted by (seed, epoch, first row). A row group is never cut and shuffled in
-parts, because Parquet can only be decoded forward. Whatever reads the windows, and with however
-many workers, sees the same batches.
+An epoch is one sequence of all rows, with row groups in an order that depends on (seed, epoch). The
+sequence is cut by rows into one contiguous share per rank. Shares are cut into windows. The rows
+inside a window are permuted by (seed, epoch, first row). A row group is never split and shuffled in
+parts, because Parquet can only be decoded forward. Batches do not depend on the reader or its
+number of workers.
 
 An interrupted epoch is described by its legs: (ranks, batch size, window rows, steps done) of each
-run that worked on it. Leg by leg, the rows that every rank left over are known, and are cut anew
-among the ranks of the next run; so an epoch goes on exactly at any world size.
+run that worked on it. From the legs, in order, follow the rows that every rank has left. They are
+divided anew among the ranks of the next run, so an epoch continues exactly at any world size.
 
 Shapes: positions count the rows of an epoch's sequence, 0 to its number of rows.
 """
@@ -54,9 +54,12 @@ class Leg(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What one read yields: `pieces` with, for each, the intervals that hold its window's rows.
+    """One read: pieces of the epoch and the intervals of the log that hold them.
 
-    key: the integers from which the rows of a piece are permuted, or None to leave them in order.
+    Attributes:
+        pieces: the rows of the window.
+        intervals: per piece, the intervals that hold its rows.
+        key: the integers from which the rows of a piece are permuted; None keeps them in order.
     """
 
     pieces: tuple[Piece, ...]
@@ -67,8 +70,16 @@ class Window:
 class EpochOrder:
     """The sequence of rows of one epoch of a log.
 
-    order: `shuffle` permutes all row groups; `time` keeps days in order and permutes the row groups
-    of each day, which every rank works through at the same pace; `none` keeps rows as they lie.
+    Args:
+        files: the files of the log.
+        order: `shuffle` permutes all row groups. `time` keeps days in order and permutes the row
+            groups of each day; all ranks work through a day at the same pace. `none` keeps the rows
+            of the log in order.
+        seed: seed of the permutations.
+        epoch: number of the epoch, from 0.
+
+    Attributes:
+        num_rows: rows of the epoch.
     """
 
     def __init__(self, files: Sequence[LogFile], order: Order, seed: int, epoch: int):
@@ -103,8 +114,8 @@ class EpochOrder:
     def share(self, legs: Sequence[Leg], rank: int) -> list[Piece]:
         """Return the rows of `rank` in the last of `legs`, from that leg's first step on.
 
-        The shares of one leg are disjoint, together are all rows that the legs before left over,
-        and differ by at most one row in size.
+        The shares of one leg are disjoint. Together they are all rows that the earlier legs left.
+        Their sizes differ by at most one row.
         """
         first, *later = legs
         if not later:
@@ -116,7 +127,7 @@ class EpochOrder:
         return shares[rank]
 
     def _cut_anew(self, shares: list[list[Piece]], world_size: int) -> list[list[Piece]]:
-        """Cut what the shares of some ranks hold among `world_size` ranks."""
+        """Divide the rows of `shares` among `world_size` ranks."""
         left = sorted(piece for share in shares for piece in share)
         anew: list[list[Piece]] = [[] for _ in range(world_size)]
         carry = 0
@@ -129,7 +140,7 @@ class EpochOrder:
         return anew
 
     def _first_share(self, leg: Leg, rank: int) -> list[Piece]:
-        """Cut the whole epoch among the ranks, and the part of `rank` into windows."""
+        """Divide the whole epoch among the ranks, and cut the share of `rank` into windows."""
         pieces: list[Piece] = []
         taken = carry = 0
         for first, last in pairwise(self._segments):
@@ -144,7 +155,7 @@ class EpochOrder:
         return pieces
 
     def largest_share(self, legs: Sequence[Leg]) -> int:
-        """Return the rows of the rank that has most of them in the last of `legs`."""
+        """Return the number of rows of the largest share in the last of `legs`."""
         left = self.num_rows
         for leg in legs[:-1]:
             done = leg.num_steps * leg.batch_size
@@ -198,7 +209,13 @@ def cut(pieces: Sequence[Piece], first: int, last: int | None) -> list[Piece]:
 
 
 def _bounds(num_rows: int, world_size: int, carry: int) -> list[int]:
-    """Cut `num_rows` among the ranks; `carry`, the rows cut before, says who gets one more."""
+    """Return the bounds of the ranks' parts of `num_rows` rows.
+
+    Args:
+        num_rows: rows to divide.
+        world_size: number of ranks.
+        carry: rows divided before; it selects the ranks that get one row more.
+    """
     sizes = np.full(world_size, num_rows // world_size)
     sizes[(carry + np.arange(num_rows % world_size)) % world_size] += 1
     return [0, *np.cumsum(sizes).tolist()]

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Rows of Parquet row groups, streamed forward in uniform types.
 
-`LogReader` decodes a few thousand rows at a time through `ParquetFile.iter_batches`, so that memory
-stays flat however large a row group or a log is (scanners that read ahead gather memory). What it
-yields has one type a column, whatever the file's: text is hashed to int64, ids of any width are
-int64, other numbers float64, times int64 milliseconds. Rows of different files can then be joined
-without a promotion that would change ids, and are cheap to permute.
+`LogReader` decodes a few thousand rows at a time through `ParquetFile.iter_batches`. So memory
+stays flat however large a row group or a log is; scanners that read ahead accumulate memory.
+
+Each column that it yields has one type, whatever the file's type. Text is hashed to int64, ids of
+any width are int64, other numbers are float64, times are int64 milliseconds. So rows of different
+files can be concatenated without a promotion that changes ids, and they are cheap to permute.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ _READ_AHEAD_BYTES = 1 << 20  # of a column chunk; without it a whole column chun
 
 
 class LogReader:
-    """Reads intervals of rows, forward: the row group last read stays open where it was left.
+    """Reads intervals of rows forward; keeps the last row group open at its current position.
 
-    An interval that begins further on in the open row group is reached by decoding what lies
-    between; one that lies before it opens the row group anew.
+    An interval that begins later in the open row group is reached by decoding the rows between. An
+    interval that begins before the current position opens the row group again.
+
+    Args:
+        schema: the columns to read.
     """
 
     def __init__(self, schema: Schema):
@@ -106,7 +110,7 @@ class LogReader:
         # Parquet also finds the field `id` of a struct `user` under the name "user.id".
         rows = rows.select(self._columns)
         if interval.start >= self._position + rows.num_rows:
-            return rows  # passed over
+            return rows  # skipped: not converted
         names, columns = rows.schema.names, []
         for name, column in zip(names, rows.columns, strict=True):
             try:
@@ -123,7 +127,7 @@ class LogReader:
 
 
 def _damaged(interval: RowInterval, reason: object) -> ValueError:
-    """Return the error that names the place."""
+    """Return the error that names file and row group."""
     return ValueError(
         f"{printable(interval.path)}, row group {interval.row_group}: cannot be read ({reason}); "
         "the file is damaged, or has changed since its footer was read: write it again"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which rows train and which test: ranges of days, shares of rows, and that the two do not meet."""
+"""Which rows train and which rows test: ranges of days, shares of rows, and a check for overlap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 6
 
 
 class Rows(Protocol):
-    """What is asked of a file of a log; `trainer.data.files.LogFile` has it."""
+    """The part of `trainer.data.files.LogFile` that splits use."""
 
     @property
     def path(self) -> str: ...  # noqa: D102
@@ -71,9 +71,9 @@ def days_within(days: Iterable[str], *ranges: tuple[str, str] | None) -> tuple[s
 
 
 def describe_days(days: Iterable[str]) -> str:
-    """Return days as ranges: '2026-01-01 to 2026-01-28, 2026-02-03'; the middle of many left out.
+    """Return days as ranges: '2026-01-01 to 2026-01-28, 2026-02-03'.
 
-    Names that are no days stand for themselves.
+    The middle of a long list is left out. Names that are no days appear unchanged.
     """
     runs: list[list[str]] = []
     for day in sorted(set(days)):
@@ -91,10 +91,14 @@ def describe_days(days: Iterable[str]) -> str:
 
 
 def check_overlap(train: Sequence[Rows], test: Sequence[Rows]) -> None:
-    """Refuse test rows that are training rows too: a metric on them says nothing of tomorrow.
+    """Refuse test rows that are training rows too: metrics on them do not measure generalisation.
+
+    Args:
+        train: the files that train, with their wanted rows.
+        test: the files that test, with their wanted rows.
 
     Raises:
-        ValueError: there are some; their number and days are named.
+        ValueError: there are such rows; the message has their number and days.
     """
     trained: defaultdict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
     for file in train:
@@ -120,7 +124,7 @@ def check_overlap(train: Sequence[Rows], test: Sequence[Rows]) -> None:
 
 
 def _intervals(file: Rows) -> list[tuple[int, int, int]]:
-    """Return (row group, first row, row after the last) of what is wanted of a file."""
+    """Return (row group, first row, row after the last) of each wanted part of a file."""
     starts = file.row_group_starts or (0,) * len(file.row_group_rows)
     pairs = zip(starts, file.row_group_rows, strict=True)
     return [(group, start, start + rows) for group, (start, rows) in enumerate(pairs)]

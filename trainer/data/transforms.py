@@ -2,8 +2,8 @@
 """The transforms of a schema: columns -> table rows, dense numbers, labels and weights.
 
 Row 0 is the row of missing ids; values occupy rows 1 to E - 1 (see `SparseFeature`). Dynamic tables
-get ids as they are. The logarithmic buckets are those that the FuxiCTR preprocessing gives Criteo's
-counts: floor(ln(x)^2).
+take ids unchanged. The logarithmic buckets follow the FuxiCTR preprocessing of Criteo's counts:
+floor(ln(x)^2).
 
 Shapes: N values, E table rows, B rows, F sparse features, C dense features, K labels.
 """
@@ -29,7 +29,7 @@ FIRST_DAY, LAST_DAY = 7_305, 47_481  # 1990-01-01 and 2099-12-31, as ingestion a
 HOURS_OF = {"hour_of_day": 24, "hour_of_week": 168}
 _UNITS_PER_HOUR = {"s": 3_600, "ms": 3_600_000, "us": 3_600_000_000, "ns": 3_600_000_000_000}
 _DAYS_SINCE_MONDAY = 3  # 1970-01-01 was a Thursday
-# Enough for a standard error of 0.4 % of a deviation, and read in a second.
+# Gives the mean a standard error of 0.4 % of a deviation; takes a second to read.
 _MOMENT_ROWS = 65_536
 
 
@@ -38,7 +38,11 @@ def table_rows(
 ) -> np.ndarray:
     """Map N values of a column to N int64 rows of a table of E = `num_embeddings` rows.
 
-    counts: if given, gains the number of values that policy `count` sent to row 0.
+    Args:
+        feature: names the transform and the out-of-range policy.
+        array: N values; null maps to row 0.
+        num_embeddings: E, rows of the table.
+        counts: if given, gains the number of values that policy `count` sent to row 0.
 
     Raises:
         RowError: a value cannot be mapped; `row` is its position in `array`.
@@ -62,7 +66,7 @@ def table_rows(
 
 
 def dynamic_ids(feature: SparseFeature, array: pa.Array) -> np.ndarray:
-    """Return the N int64 ids of a column whose table finds rows for them itself; null is missing.
+    """Return the N int64 ids of a column of a dynamic table; null becomes `MISSING_ID`.
 
     Raises:
         RowError: a value is no id; `row` is its position in `array`.
@@ -72,20 +76,21 @@ def dynamic_ids(feature: SparseFeature, array: pa.Array) -> np.ndarray:
 
 
 def id_factors(schema: Schema, columns: dict[str, pa.Array], lengths_FB: np.ndarray) -> np.ndarray:
-    """Return by what each of N ids' vectors is multiplied where they are added up, (N,) float32.
+    """Return the (N,) float32 factors by which the vectors of N ids are multiplied before summing.
 
-    It is the id's weight (1 where a feature has none), over the number of the list's ids where a
-    bag takes the mean; of ids that are not pooled, 1. So a lookup with weights only ever adds up:
-    TorchRec's own mean with weights is divided by their sum in a table that is cut by rows, by the
-    number of ids in a whole one.
+    A factor is the id's weight, or 1 where the feature has none. Where a bag takes the mean, it is
+    divided by the number of ids in the list. Ids that are not pooled have factor 1.
+
+    So a weighted lookup only ever sums. TorchRec's own weighted mean is inconsistent: it divides by
+    the sum of weights in a row-wise sharded table, but by the number of ids in a whole one.
 
     Args:
         schema: sparse features in the order of the values.
-        columns: of B rows, by name.
-        lengths_FB: of the lists that are kept, the newest ids of the columns'.
+        columns: columns of B rows, by name.
+        lengths_FB: (F, B) lengths of the lists after truncation to the newest ids.
 
     Raises:
-        RowError: a list has more or fewer weights than ids, or a weight is no finite number.
+        RowError: a list has more or fewer weights than ids, or a weight is not finite.
     """
     parts = [np.empty(0, np.float32)]
     for feature, lengths_B in zip(schema.sparse, lengths_FB, strict=True):
@@ -94,6 +99,7 @@ def id_factors(schema: Schema, columns: dict[str, pa.Array], lengths_FB: np.ndar
         else:
             factors = np.ones(int(lengths_B.sum()), np.float32)
         if feature.kind == "bag" and feature.pooling == "mean":
+            # (N_f,): each value is divided by the length of its own list.
             factors = factors / np.repeat(lengths_B, lengths_B).astype(np.float32)
         parts.append(factors)
     return np.concatenate(parts)
@@ -102,7 +108,7 @@ def id_factors(schema: Schema, columns: dict[str, pa.Array], lengths_FB: np.ndar
 def middle_day(times: pa.Array) -> int:
     """Return the day, since the epoch, of the median of N times (milliseconds or timestamps).
 
-    The median, because one row with a wrong date must not move the clock of a table.
+    The median keeps one row with a wrong date from moving the clock of a table.
     """
     if not len(times):
         return 0
@@ -122,6 +128,11 @@ def dense_matrix(
 ) -> np.ndarray:
     """Return the (B, C) float32 dense features; null is NaN.
 
+    Args:
+        features: C dense features.
+        columns: columns of B rows, by name.
+        num_rows: B.
+
     Raises:
         RowError: a number is infinite in float32.
     """
@@ -132,7 +143,7 @@ def dense_matrix(
             values = np.copysign(np.log1p(np.abs(values)), values)
         with np.errstate(over="ignore"):
             dense[:, i] = values
-    infinite = np.isinf(dense)
+    infinite = np.isinf(dense)  # (B, C)
     if infinite.any():
         row, i = np.argwhere(infinite)[0]
         name = features[i].column
@@ -144,7 +155,12 @@ def dense_matrix(
 def label_matrices(
     labels: tuple[Label, ...], columns: dict[str, pa.Array], num_rows: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (B, K) float32 labels in {0, 1} and their weights, 0 where a label is null.
+    """Return (B, K) float32 labels in {0, 1} and their (B, K) weights, 0 where a label is null.
+
+    Args:
+        labels: K labels.
+        columns: columns of B rows, by name.
+        num_rows: B.
 
     Raises:
         RowError: a label is not 0, 1 or null, or a weight is not a number >= 0.
@@ -152,8 +168,8 @@ def label_matrices(
     targets = np.zeros((num_rows, len(labels)), np.float32)
     weights = np.ones((num_rows, len(labels)), np.float32)
     for i, label in enumerate(labels):
-        values = to_floats(columns[label.column])
-        present = ~np.isnan(values)
+        values = to_floats(columns[label.column])  # (B,) float64
+        present = ~np.isnan(values)  # (B,) bool
         bad = present & (values != 0) & (values != 1)
         if bad.any():
             row = int(np.argmax(bad))
@@ -177,7 +193,7 @@ def label_matrices(
 
 
 def _weights(feature: SparseFeature, columns: dict[str, pa.Array]) -> np.ndarray:
-    """Return the (N,) float32 weights of a bag's newest ids; not copied if they lie so already."""
+    """Return the (N,) float32 weights of a bag's newest ids, without a copy where possible."""
     ids, lists = read_lists(columns[feature.column]), read_lists(columns[feature.weights])
     who = f"sparse feature {feature.name!r}, column {feature.weights!r}"
     uneven = ids.lengths != lists.lengths
@@ -254,7 +270,12 @@ _BUCKETS = {"log_square": _log_square, "log_quarter": _log_quarter}
 def dense_moments(files: Sequence[LogFile], schema: Schema, num_rows: int = _MOMENT_ROWS) -> Tensor:
     """Return (2, C) float64: mean and deviation of every dense column after its transform.
 
-    Over the first `num_rows` rows of `files`, nulls left out; NaN for a column without values.
+    Nulls are left out. A column without values has NaN.
+
+    Args:
+        files: the log's files, in order.
+        schema: names the dense columns.
+        num_rows: rows of the start of `files` to read.
 
     Raises:
         ValueError: a number is infinite, or a file cannot be read.
@@ -263,8 +284,8 @@ def dense_moments(files: Sequence[LogFile], schema: Schema, num_rows: int = _MOM
         _matrix_of(schema, rows, interval)
         for rows, interval in _first_rows(files, schema, num_rows)
     ]
-    values = torch.from_numpy(np.concatenate(parts)).double()
-    mean = values.nanmean(0)
+    values = torch.from_numpy(np.concatenate(parts)).double()  # (rows, C)
+    mean = values.nanmean(0)  # (C,)
     return torch.stack((mean, (values - mean).square().nanmean(0).sqrt()))
 
 

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""What a loader's worker does: read a window of rows, permute it, cut it into batches, send it.
+"""A loader's worker: reads a window of rows, permutes it, cuts it into batches and sends it.
 
-A window travels as one block of memory, not as the tensors of its batches: one shared-memory
-segment and one file descriptor a window, whatever the number of features and batches, so that low
-limits on open files do not matter. Where /dev/shm is too small for it (containers often get 64 MB)
-the block goes through the pipe instead of killing the worker with a bus error.
+A window travels as one block of memory instead of separate tensors. It takes one shared-memory
+segment and one file descriptor, whatever the number of features and batches, so low limits on open
+files do not matter. Where /dev/shm is too small (containers often get 64 MB), the block goes
+through the pipe. Without that, the worker would die of a bus error.
 
-Errors in the data are sent as messages and raised where the batch was due, so that their text
-arrives intact.
+Errors in the data are sent as messages and raised where the batch is due, so their text arrives
+intact.
 
-Workers come from a fork server: a process that holds an accelerator, communication threads or
-OpenMP threads cannot be forked safely. The server imports this module once; workers do not import
-the main module again, which would cost each of them the trainer's imports. For the same reason this
-module imports neither TorchRec nor models.
+Workers come from a fork server, because a process that holds an accelerator, communication threads
+or OpenMP threads cannot be forked safely. The server imports this module once. Workers do not
+import the main module again, which would repeat the trainer's imports in each of them. For the same
+reason this module imports neither TorchRec nor models.
 """
 
 from __future__ import annotations
@@ -48,7 +48,13 @@ _SHARED_MEMORY = "/dev/shm"
 
 
 class Slot(NamedTuple):
-    """Where an array lies in a block: first byte, type and shape."""
+    """Where an array lies in a block.
+
+    Attributes:
+        offset: its first byte.
+        dtype: its NumPy type.
+        shape: its shape.
+    """
 
     offset: int
     dtype: str
@@ -59,9 +65,11 @@ class Slot(NamedTuple):
 class Block:
     """The batches of one window, in one piece of memory.
 
-    memory: uint8 tensor, or array if it goes by the pipe. slots: per batch, its arrays' places.
-    counts: per batch, its out-of-range `identity` values by feature. error: what was wrong with the
-      data.
+    Attributes:
+        memory: (bytes,) uint8 tensor; a NumPy array if it goes through the pipe.
+        slots: per batch, where its arrays lie.
+        counts: per batch, its out-of-range `identity` values by feature.
+        error: what is wrong with the data; empty if nothing is.
     """
 
     memory: Tensor | np.ndarray
@@ -85,7 +93,13 @@ class Block:
 
 
 class WindowDataset(Dataset[Block]):
-    """Maps a `Window` to the block of its batches; each worker process keeps one open file."""
+    """Maps a `Window` to the block of its batches; each worker process keeps one open file.
+
+    Args:
+        schema: which columns become which features.
+        batch_size: examples per batch.
+        rank: this rank, for error messages.
+    """
 
     def __init__(self, schema: Schema, batch_size: int, rank: int):
         self._batch_size = batch_size
@@ -152,7 +166,7 @@ def pack(batches: list[BatchArrays], counts: list[Counter[str]]) -> Block:
 
 
 def unchanged(block: Any) -> Any:
-    """Collate nothing: a window is sent as it is. A worker needs this module alone."""
+    """Return the block as it is; module-level, so that workers import only this module."""
     return block
 
 
@@ -173,7 +187,7 @@ def _fits_shared_memory(num_bytes: int) -> bool:
 
 
 def _place(window: Window, orders: list[np.ndarray], position: int) -> str:
-    """Say where the row at `position` of a window, permuted, lies in the log."""
+    """Return the place in the log of the row at `position` of a permuted window."""
     for order, intervals in zip(orders, window.intervals, strict=True):
         if position >= len(order):
             position -= len(order)
@@ -188,7 +202,7 @@ def _place(window: Window, orders: list[np.ndarray], position: int) -> str:
 
 
 def start_server() -> None:
-    """Start the process from which workers are forked; its imports run beside what follows."""
+    """Start the process from which workers are forked, without waiting for its imports."""
     forkserver.set_forkserver_preload([__name__])
     with hidden_main():
         forkserver.ensure_running()
@@ -196,7 +210,7 @@ def start_server() -> None:
 
 @contextlib.contextmanager
 def hidden_main() -> Iterator[None]:
-    """Hide where the main module comes from, so that processes started here do not import it."""
+    """Hide the main module's origin, so that processes started here do not import it."""
     main = sys.modules["__main__"]
     names = {name: vars(main)[name] for name in ("__spec__", "__file__") if name in vars(main)}
     try:
@@ -209,10 +223,10 @@ def hidden_main() -> Iterator[None]:
 
 
 def end_with_trainer(_: int = 0) -> None:
-    """Let this worker end when the process that trains does, however that ends.
+    """Make this worker end when the training process ends, for any reason.
 
-    A worker is a child of the server, which lives as long as any worker does: without this, a
-    killed trainer would leave both behind for good.
+    A worker is a child of the fork server, which lives as long as any worker does. Without this, a
+    killed trainer would leave both behind.
     """
     trainer = parent_process()
 
@@ -225,7 +239,7 @@ def end_with_trainer(_: int = 0) -> None:
 
 
 def dead_workers(workers: Sequence[Any]) -> str:
-    """Say which worker processes ended and how, or return an empty string."""
+    """Return which worker processes ended and how; empty if none did."""
     dead = [
         f"loader worker {i} (pid {worker.pid}) ended with exit code {worker.exitcode}"
         for i, worker in enumerate(workers)
