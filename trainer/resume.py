@@ -38,19 +38,26 @@ from trainer.warm_start.inherit import Inherited, inherit
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """The parts of a run that a checkpoint keeps. Each has state_dict and load_state_dict.
+    """The parts of a run that a checkpoint keeps; `resume` fills them from one.
+
+    `progress`, `train_loader`, `precision`, `telemetry`, `label_weights` and `table_stats` have
+    `state_dict` and `load_state_dict`. `telemetry` also has `examples`, which are tensors.
+    `model_state` has `tensors`, `load` and `put`. `table_stats.restore` continues the counts of
+    out-of-range ids; the test loader contributes only those. Of `config` and `parallel`, the
+    manifest holds the settings, the sharding plan and how often the kernels of the tables have run.
+    The learning-rate schedule is a pure function of the step and has no state.
 
     Attributes:
-        config: of the run.
-        progress: its counters.
-        train_loader: its training rows, with the position among them.
-        test_loader: its test rows; of them, the ids out of range are counted.
-        parallel: the model and where its tables are.
+        config: the run's configuration.
+        progress: the run's counters.
+        train_loader: the training rows, with the position in them.
+        test_loader: the test rows.
+        parallel: the model and the sharding plan of its tables.
         precision: loss scale and skipped steps.
         model_state: tensors of tables, dense weights, optimizers and random numbers.
-        telemetry: what has been gathered for the next point of the curve.
+        telemetry: the values collected for the next point of the curve.
         label_weights: the labels' weights in the current epoch.
-        table_stats: what tables have counted.
+        table_stats: the counts of the tables.
     """
 
     config: TrainConfig
@@ -179,16 +186,16 @@ def begin(state: RunState, output: Path, runtime: Runtime) -> Inherited:
 def check_meaning(
     manifest: dict[str, Any], path: Folder | str, schema_fingerprint: str = ""
 ) -> None:
-    """Check that the ids of the checkpoint at `path` still mean the same table rows.
+    """Check that the ids of the checkpoint at `path` still map to the same table rows.
 
     Args:
-        manifest: of the checkpoint.
-        path: of the checkpoint, for messages.
-        schema_fingerprint: of the schema that it must have; empty: any.
+        manifest: the checkpoint's manifest.
+        path: the checkpoint, for messages.
+        schema_fingerprint: the fingerprint that its schema must have; empty accepts any.
 
     Raises:
-        ValueError: raw ids are hashed in another way than when it was written, or the schema is
-            another: rows would be read that belong to other ids.
+        ValueError: the checkpoint hashes raw ids differently or has another schema, so ids would
+            read rows of other ids.
     """
     found, own = manifest["routing_fingerprint"], routing_fingerprint()
     if found != own:

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: MIT
 """Sharded checkpoints that are complete or absent.
 
-Every rank writes its shards through `torch.distributed.checkpoint` where nobody looks; when all are
-written, rank 0 adds `manifest.json`, and with it the checkpoint exists: on a disk by renaming a
-temporary folder, behind a URL by writing that one object last. A crash at any moment leaves either
-a complete `step-N` or something that nothing reads.
+Every rank writes its shards through `torch.distributed.checkpoint` into a place that no reader
+looks at. When all are written, rank 0 adds `manifest.json`, and only then does the checkpoint
+exist. On a disk it renames a temporary folder; behind a URL it writes that one object last. A crash
+at any moment leaves either a complete `step-N` or files that nothing reads.
 
-The manifest holds the size and checksum of each file, which loading compares: a disk or a copy that
-loses or changes bytes is named, and nothing is trained from garbage. The manifest has one, too.
+The manifest holds the size and checksum of each file, and its own checksum. Loading compares them.
+So damage by a disk or a copy raises an error that names the file, and training never starts from
+corrupt data.
 
-Only tensors go through torch.distributed.checkpoint; everything else is JSON in the manifest. Their
-files are raw bytes with a JSON index (`dcp_index.py`): nothing in a checkpoint is ever unpickled.
+Only tensors go through torch.distributed.checkpoint; everything else is JSON in the manifest. The
+tensor files are raw bytes with a JSON index (`dcp_index.py`). Nothing in a checkpoint is ever
+unpickled.
 """
 
 from __future__ import annotations
@@ -59,19 +61,21 @@ def save(
     group: Group = None,
     watched: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Folder:
-    """Write a checkpoint of `step` on all ranks and return its folder, which exists once complete.
+    """Write a checkpoint of `step` and return its folder, which exists once complete. Collective.
 
     Args:
-        tensors: nested mappings of tensors and sharded tensors; a rank adds its own under keys that
-            name it.
+        tensors: nested mappings of tensors and sharded tensors. A rank adds its own tensors under
+            keys that contain its name.
         directory: the folder of the run's checkpoints.
-        step: of the run.
-        manifest: JSON data written by rank 0 beside the shards.
-        group: of all ranks, if not the default one: another thread may be using that.
-        watched: makes what is around this rank's own writing.
+        step: the run's step.
+        manifest: JSON data that rank 0 writes beside the shards.
+        group: the process group of all ranks; None is the default one, which another thread may be
+            using.
+        watched: makes the context in which this rank writes its own part.
 
     Raises:
-        RunError: a rank could not write; the same on all ranks, and nothing of it is left.
+        RunError: a rank could not write. It is raised on all ranks, and the partial files are
+            removed.
     """
     target = directory / step_name(step)
     place = locate(_on_first(lambda: address(draft(target)), target, group))
@@ -98,11 +102,14 @@ def save(
 def load(tensors: Mapping[str, Any], path: Folder, planner: LoadPlanner | None = None) -> None:
     """Fill `tensors` in place from the checkpoint at `path`, at any world size. Collective.
 
-    planner: of what to read where, if not whole tensors by their names.
+    Args:
+        tensors: nested mappings of the tensors to fill.
+        path: the checkpoint.
+        planner: plans what is read where; None reads whole tensors by name.
 
     Raises:
-        ValueError: the checkpoint lacks a tensor that is asked for or holds it in another dtype,
-            its index is not one, or a file of it is missing or damaged; the same on all ranks.
+        ValueError: the checkpoint lacks a requested tensor or has it in another dtype, its index is
+            invalid, or a file is missing or damaged. It is raised on all ranks.
     """
     reader = Reader(path)
     held = reader.read_metadata().state_dict_metadata
@@ -125,8 +132,8 @@ def load(tensors: Mapping[str, Any], path: Folder, planner: LoadPlanner | None =
     _verify(path)
     try:
         with warnings.catch_warnings():
-            # torch asks each ShardedTensor, which TorchRec's tables are, for its device and size,
-            # and warns of its own questions.
+            # TorchRec's tables are ShardedTensors. torch reads their device and size here, and
+            # each read warns to use DTensor instead.
             warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
             planner = planner or Planner()
             state_dict_loader.load(dict(tensors), storage_reader=reader, planner=planner)
@@ -185,7 +192,7 @@ def _checksum(path: Folder) -> list[int]:
 
 
 def _dtypes(index: Metadata) -> dict[str, int]:
-    """Return how many tensors have which dtype."""
+    """Return the number of tensors of each dtype."""
     entries: list[Any] = list(index.state_dict_metadata.values())
     names = (str(entry.properties.dtype).removeprefix("torch.") for entry in entries)
     return dict(sorted(Counter(names).items()))
@@ -203,7 +210,7 @@ def _on_first(work: Callable[[], Value], target: Folder, group: Group) -> Value:
     if _rank() == 0:
         try:
             answer[0] = work()
-        except Exception as error:  # of any file system; the others must not wait for ever
+        except Exception as error:  # any file system's; the other ranks must not wait for ever
             answer[1] = str(error) or type(error).__name__
     if dist.is_initialized():
         dist.broadcast_object_list(answer, group=group, group_src=0)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Reads and writes the files of a checkpoint for torch.distributed.checkpoint.
 
-Torch plans which rank reads or writes which block; here the blocks' bytes move between tensors and
-files, each file in one pass. torch's own readers and writers (`FileSystemReader`, `FsspecReader`)
-unpickle the index and every tensor, read every block whole, and give no checksum of a file.
+Torch plans which rank reads or writes which block. This module moves the bytes of the blocks
+between tensors and files, each file in one pass. Torch's own readers and writers
+(`FileSystemReader`, `FsspecReader`) unpickle the index and every tensor, read every block whole and
+give no checksum of a file.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from trainer.checkpoint.storage import (
     read_bounded,
 )
 
-# What is held in memory beside the tensor that is read.
+# Bytes held in memory beside the tensor that is read.
 _PART_BYTES = 64 << 20
 
 
 class TensorsOnly:
-    """A planner's refusal of whatever is no tensor, which torch would unpickle."""
+    """A planner that refuses values that are not tensors, because torch would unpickle them."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Refuse."""
@@ -107,11 +108,11 @@ class Reader(StorageReader):
     def set_up_storage_reader(
         self, metadata: metadata.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Keep where the chunks are."""
+        """Keep the index's map from blocks to chunks."""
         self._chunks = metadata.storage_data
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing: a reader is of one checkpoint."""
+        """Do nothing: a reader belongs to one checkpoint."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan as it is."""
@@ -148,7 +149,7 @@ class Reader(StorageReader):
 def _read_block(stream: Any, chunk: Chunk, item: ReadItem, target: Tensor) -> None:
     """Copy a block of a chunk into `target`, which has the block's size and any dtype and device.
 
-    Only the rows of the block are read, some at a time.
+    Only the rows of the block are read, a part at a time, so that memory stays bounded.
     """
     starts, lengths = tuple(item.storage_offsets), tuple(item.lengths)
     if tuple(target.shape) != lengths:
@@ -183,7 +184,7 @@ def _fill(stream: Any, content: memoryview, name: str) -> None:
 
 
 def describe_damage(path: Folder, expected: list[int], found: list[int]) -> str:
-    """Say how the bytes of a file differ from what the manifest says of them."""
+    """Return how a file's bytes differ from the manifest's size and checksum."""
     return (
         f"{path}: damaged (expected {expected[0]} bytes with checksum {expected[1]:08x}, got "
         f"{found[0]} with {found[1]:08x})"
@@ -194,11 +195,11 @@ class Writer(StorageWriter):
     """Writes the files of a checkpoint into `path`, on a disk or behind a URL.
 
     Args:
-        path: where `layout.draft` has made room.
-        watched: makes what is around this rank's own writing.
+        path: the folder that `layout.draft` created.
+        watched: makes the context in which this rank writes its own part.
 
     Attributes:
-        written: the size and checksum of each file that this rank has written, by name.
+        written: size and checksum, by name, of each file that this rank has written.
     """
 
     def __init__(
@@ -212,10 +213,10 @@ class Writer(StorageWriter):
         self.written: dict[str, list[int]] = {}
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing: a writer is of one checkpoint."""
+        """Do nothing: a writer belongs to one checkpoint."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: all ranks write alike."""
+        """Do nothing: all ranks write in the same way."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan; make the folder where a file system needs one."""
@@ -261,11 +262,11 @@ class Writer(StorageWriter):
             stream.write(content)
 
     def storage_meta(self) -> None:
-        """Return nothing: the same tensors have the same index, wherever and whenever written."""
+        """Return nothing, so that the index depends only on the tensors."""
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor in the order of its elements, copied only where they must be."""
+    """Return the bytes of a tensor in the order of its elements, without a copy where possible."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     view: Any = flat.view(torch.uint8).numpy()
     return memoryview(view)

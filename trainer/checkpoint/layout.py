@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""The folder of a run's checkpoints: which are complete, and what they say of themselves.
+"""The folder of a run's checkpoints: which are complete, and what their manifests hold.
 
-A checkpoint is a folder `step-N` with a manifest in it. On a disk everything else carries a name
-that begins with a dot and is nobody's checkpoint, with one exception: `.step-N.replaced` stands in
-for a step that was being written again when the process died, so that there is a complete
-checkpoint at every moment, also where only one is kept.
+A checkpoint is a folder `step-N` with a manifest in it. On a disk, all other folders have names
+that begin with a dot and are no checkpoints. The exception is `.step-N.replaced`: it stands in for
+a step that was being written again when the process died. So there is a complete checkpoint at
+every moment, even if only one is kept.
 
   .step-N.incomplete  being written       .step-N.replaced  the earlier step-N, until the new one is
   .step-N.removed     being removed                         in its place
 
-Behind a URL nothing can be renamed in one step. There the files lie in `step-N/data-TOKEN/`, the
-manifest, written last and in one step, names that folder, and writing a step again replaces the
-manifest alone.
+Behind a URL nothing can be renamed in one step. There the files are in `step-N/data-TOKEN/`. The
+manifest names that folder and is written last, in one step. Writing a step again replaces only the
+manifest.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from trainer.runtime.atomic_files import MAX_JSON_BYTES, parse_json, sync_folder
 
 MANIFEST = "manifest.json"
 CHECKPOINTS = "checkpoints"
-# Of the files of a checkpoint; another one is refused.
+# Format of a checkpoint's files; other formats are refused.
 FORMAT = 2
-# What `dcp.save` adds to every manifest, and what a run needs to go on from it.
+# Required keys: those that `dcp.save` adds to every manifest, and those that a run resumes from.
 SAVED: dict[str, type | tuple[type, ...]] = {"step": int, "world_size": int, "files": dict}
 RUN: dict[str, type | tuple[type, ...]] = {
     **SAVED,
@@ -80,8 +80,8 @@ def checkpoint_folder(run: Folder, setting: str) -> Folder:
 
     Args:
         run: the run's folder.
-        setting: `checkpoint.folder`: a URL, a folder, or empty. A relative one is below the run's
-            folder, so that it is the same wherever a command is started.
+        setting: `checkpoint.folder`: a URL, a folder, or empty. A relative folder is below the
+            run's folder, so it does not depend on the working directory.
     """
     if "://" in setting:
         return locate(setting)
@@ -91,7 +91,7 @@ def checkpoint_folder(run: Folder, setting: str) -> Folder:
 
 
 def complete(directory: Folder) -> list[Any]:
-    """Return the complete checkpoints below `directory`, oldest first, as paths of its kind."""
+    """Return the complete checkpoints below `directory`, oldest first, as the same kind of path."""
     found: dict[int, Folder] = {}
     # Sorted, so that `step-N` comes after `.step-N.replaced` and takes its place.
     for path in _entries(directory):
@@ -102,7 +102,7 @@ def complete(directory: Folder) -> list[Any]:
 
 
 def draft(target: Folder) -> Folder:
-    """Make the folder in which the files of the checkpoint `target` are written. On one rank."""
+    """Create the folder in which the files of the checkpoint `target` are written. On one rank."""
     if isinstance(target, RemotePath):
         return target / f"{_DATA}{uuid.uuid4().hex[:12]}"
     temporary = target.with_name(f".{target.name}.incomplete")
@@ -112,15 +112,15 @@ def draft(target: Folder) -> Folder:
 
 
 def commit(place: Folder, target: Folder, content: Mapping[str, Any]) -> None:
-    """Write the manifest of what `draft` has given and make it the checkpoint. On one rank.
+    """Write the manifest into the folder from `draft` and make it the checkpoint. On one rank.
 
     Args:
-        place: what `draft` has given, with the files in it.
-        target: where the checkpoint is to be.
-        content: of the manifest.
+        place: the folder from `draft`, with the files in it.
+        target: the checkpoint's final path.
+        content: content of the manifest.
 
     Raises:
-        OSError: it could not be written; then `place` is gone.
+        OSError: writing failed; then `place` is removed.
     """
     if isinstance(target, RemotePath):
         write_durably(target / MANIFEST, _seal({**content, "data": place.name}))
@@ -144,13 +144,13 @@ def commit(place: Folder, target: Folder, content: Mapping[str, Any]) -> None:
 
 
 def discard(place: Folder) -> None:
-    """Remove what `draft` has given, as far as that is possible. On one rank."""
+    """Remove the folder from `draft`; errors of the file system are ignored. On one rank."""
     with contextlib.suppress(OSError):
         _remove(place)
 
 
 def remove(path: Folder) -> None:
-    """Remove a checkpoint so that half of it never looks like one. On one rank."""
+    """Remove a checkpoint so that a partial one never looks complete. On one rank."""
     if isinstance(path, RemotePath):
         (path / MANIFEST).unlink()
         _remove(path)
@@ -162,15 +162,15 @@ def remove(path: Folder) -> None:
 
 
 def recover(directory: Folder) -> None:
-    """Put back or remove what a process that died has left. Only for who holds the run's lock."""
+    """Restore or remove what a dead process has left. Requires the run's lock."""
     if isinstance(directory, RemotePath):
         for path in _entries(directory):
             if _NAME.fullmatch(path.name) and path.is_dir():
                 if not (path / MANIFEST).is_file():
                     _remove(path)
                 else:
-                    with contextlib.suppress(ValueError):  # named when it is opened
-                        # One that was copied from a disk names no folder: its files are beside it.
+                    with contextlib.suppress(ValueError):  # raised again when it is opened
+                        # A checkpoint copied from a disk names no folder: its files are beside it.
                         _remove_other_data(path, read_manifest(path).get("data", ""))
         return
     if not directory.is_dir():
@@ -206,10 +206,12 @@ def read_manifest(
 ) -> dict[str, Any]:
     """Return the manifest of the checkpoint at `path`.
 
-    required: the keys, and the type of each, that it must have; None: `SAVED`.
+    Args:
+        path: the checkpoint.
+        required: required keys and the type of each; None means `SAVED`.
 
     Raises:
-        ValueError: not a complete checkpoint, or its manifest is damaged or lacks something.
+        ValueError: there is no complete checkpoint, or its manifest is damaged or incomplete.
     """
     place = path / MANIFEST
     try:
@@ -228,7 +230,7 @@ def read_manifest(
             f"{place}: damaged (its content has the checksum {found}, expected {seal!r:.40}); use "
             f"an older checkpoint, or remove the key {_SEAL!r} if you have edited it"
         )
-    # The first format had no number.
+    # Format 1 had no number in the manifest.
     number = manifest.get("format", 1 if SAVED.keys() <= manifest.keys() else FORMAT)
     if number != FORMAT:
         raise ValueError(
@@ -252,7 +254,7 @@ def read_manifest(
 
 
 def _check_files(place: Folder, files: Mapping[str, Any]) -> None:
-    """Check that a manifest names files beside it, each with its size and checksum."""
+    """Check that the manifest's `files` are names with a size and a checksum each."""
     for name, entry in files.items():
         if not _FILE.fullmatch(name) or not isinstance(entry, list) or len(entry) != 2:
             raise ValueError(f"{place}: damaged (key 'files': got {name!r:.80}: {entry!r:.80})")
@@ -261,13 +263,13 @@ def _check_files(place: Folder, files: Mapping[str, Any]) -> None:
 
 
 def _seal(content: Mapping[str, Any]) -> bytes:
-    """Return a manifest's text, with the checksum of all that it says."""
-    plain = json.loads(json.dumps({**content, "format": FORMAT}))  # as it is read: keys are text
+    """Return a manifest's text with the checksum of its content."""
+    plain = json.loads(json.dumps({**content, "format": FORMAT}))  # as read back: keys are text
     return json.dumps({**plain, _SEAL: _checksum(plain)}, indent=2).encode()
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    """Return the CRC-32 of a manifest's content, however it is laid out."""
+    """Return the CRC-32 of a manifest's content, independent of formatting."""
     try:
         text = json.dumps(content, sort_keys=True)
     except RecursionError:
@@ -276,7 +278,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def _describe(path: Folder) -> str:
-    """Say that `path` is no checkpoint, what is there instead, and where one is."""
+    """Return why `path` is no checkpoint, what is there instead, and the nearest checkpoint."""
     expected = f"{path}: expected a checkpoint (a folder step-N that holds {MANIFEST}) or a run's"
     if not path.exists():
         return f"{expected} folder, there is nothing; check the path"
@@ -297,7 +299,7 @@ def _describe(path: Folder) -> str:
 
 
 def _entries(directory: Folder) -> list[Any]:
-    """Return what is directly below `directory`, in the order of names."""
+    """Return the entries of `directory`, sorted by name; empty if there is no such folder."""
     try:
         return sorted(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -312,7 +314,7 @@ def _remove_other_data(path: RemotePath, kept: str) -> None:
 
 
 def _remove(path: Folder) -> None:
-    """Remove a folder, if it is there."""
+    """Remove a folder if it exists."""
     if isinstance(path, RemotePath):
         with contextlib.suppress(FileNotFoundError):
             path.remove_all()

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""A folder of checkpoints outside a run's own belongs to that run, before it holds any.
+"""A checkpoint folder outside a run's own folder belongs to one run, even before it holds any.
 
-Two runs that were given the same folder would write, and remove, each other's checkpoints. So a run
-leaves its name there before it trains, in one step that only one of several can win: a link on a
-disk, an object created only if it is absent behind a URL. The name is a random one that the run
-keeps in its own folder, so that it may be moved, and goes on after a crash at any moment.
+Two runs with the same folder would overwrite and remove each other's checkpoints. So a run
+registers its name there before it trains, in one atomic step that only one run can win. On a disk
+that step is a hard link; behind a URL it is an object that is created only if it is absent. The
+name is random and kept in the run's own folder. So the run's folder may be moved, and a run
+continues after a crash at any moment.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _MAX_BYTES = 1 << 16
 
 
 def check_free(folder: Folder, output: Path) -> None:
-    """Check that no other run than the one in `output` has `folder` for its checkpoints.
+    """Check that no run other than the one in `output` owns `folder`.
 
     Raises:
-        ValueError: another one has; the message names it.
+        ValueError: another run owns it; the message names that run.
     """
     home = folder.parent
     if isinstance(home, Path) and home.resolve() != output.resolve() and _is_default(folder):
@@ -44,10 +45,10 @@ def check_free(folder: Folder, output: Path) -> None:
 
 
 def take(folder: Folder, output: Path) -> None:
-    """Make `folder` that of the run in `output`, which exists, for its checkpoints.
+    """Register the run in `output`, which exists, as the owner of `folder`.
 
     Raises:
-        ValueError: another run has it.
+        ValueError: another run owns it.
     """
     owner = _read(folder / OWNER)
     run = _name_of(output, owner) or uuid.uuid4().hex
@@ -61,21 +62,21 @@ def take(folder: Folder, output: Path) -> None:
 
 
 def release(folder: Folder, output: Path) -> None:
-    """Let others have `folder`, if it was that of the run in `output`."""
+    """Remove the registration of `folder` if the run in `output` owns it."""
     owner = _read(folder / OWNER)
     if owner and owner.get("run") == _name_of(output, owner):
         (folder / OWNER).unlink()
 
 
 def _is_default(folder: Folder) -> bool:
-    """Return whether `folder` is where the run in the folder around it keeps its checkpoints."""
+    """Return whether `folder` is the default checkpoint folder of the run in its parent folder."""
     return folder.name == "checkpoints" and (folder.parent / "config.json").is_file()
 
 
 def _name_of(output: Path, owner: dict[str, Any] | None) -> str | None:
     """Return the name of the run in `output`, if it has one.
 
-    A run whose file was lost, as by a copy without hidden files, is known by where it is.
+    A run whose name file is lost, as by a copy without hidden files, is identified by its path.
     """
     own = (_read(output / RUN) or {}).get("run")
     if own is None and owner and owner.get("output") == str(output.resolve()):

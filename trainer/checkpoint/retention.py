@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Which checkpoints of a run stay: the last, the best, one every so many hours, the protected.
+"""Which checkpoints of a run are kept: the last, the best, periodic ones and protected ones.
 
-Nothing is removed that any of the rules keeps, and the newest always stays. A checkpoint is
-protected by a file called `protected` in its folder (`touch step-1000/protected`); its metrics, if
-it was evaluated, are in `metrics.json` there.
+A checkpoint that any rule keeps is not removed, and the newest is always kept. A file called
+`protected` in its folder (`touch step-1000/protected`) protects a checkpoint. The metrics of an
+evaluated checkpoint are in `metrics.json` there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ _SECONDS_PER_HOUR = 3600.0
 class Kept:
     """One complete checkpoint.
 
-    saved: when it was written, in seconds since 1970. score: higher is better; NaN: not evaluated.
+    Attributes:
+        path: its folder.
+        saved: when it was written, in seconds since 1970.
+        score: its score, higher is better; NaN if it was not evaluated.
+        protected: whether a file protects it.
     """
 
     path: Folder
@@ -38,10 +42,14 @@ class Kept:
 
 
 def surplus(found: Sequence[Kept], last: int, best: int, every_hours: float) -> list[Folder]:
-    """Return those of `found`, oldest first, that no rule keeps.
+    """Return the checkpoints of `found` that no rule keeps.
 
-    last: how many of the newest stay. best: how many of the highest score. every_hours: the first
-    in each stretch of so many hours stays; 0: no such rule.
+    Args:
+        found: complete checkpoints, oldest first.
+        last: number of newest checkpoints to keep; at least 1 is kept.
+        best: number of checkpoints with the highest score to keep.
+        every_hours: keep the first checkpoint of each period of this many hours; 0 disables the
+            rule.
     """
     kept = {entry.path for entry in found[-max(last, 1) :]}
     kept |= {entry.path for entry in found if entry.protected}
@@ -59,9 +67,17 @@ def surplus(found: Sequence[Kept], last: int, best: int, every_hours: float) -> 
 def prune(
     directory: Folder, last: int, best: int = 0, every_hours: float = 0.0, metric: str = "auc"
 ) -> list[Folder]:
-    """Remove the surplus below `directory` and return what was removed. On one rank."""
+    """Remove the surplus below `directory` and return the removed checkpoints. On one rank.
+
+    Args:
+        directory: the folder of the run's checkpoints.
+        last: as in `surplus`.
+        best: as in `surplus`.
+        every_hours: as in `surplus`.
+        metric: the metric that decides which are best.
+    """
     paths = complete(directory)
-    # What no rule asks for is not read: behind a URL each file is a request or two.
+    # Files that no rule needs are not read: behind a URL each costs a request or two.
     metric = metric if best else ""
     newest = paths[-max(last, 1) :]
     found = [_look(path, metric, every_hours > 0, path in newest) for path in paths]
@@ -72,18 +88,18 @@ def prune(
 
 
 def note_metrics(path: Folder, metrics: Mapping[str, Any]) -> None:
-    """Write an evaluation beside the checkpoint that it is of. On one rank."""
+    """Write an evaluation's metrics beside the checkpoint at `path`. On one rank."""
     write_durably(path / EVALUATION, to_json(metrics))
 
 
 def _look(path: Folder, metric: str, aged: bool, newest: bool) -> Kept:
-    """Return what the rules ask of a checkpoint; one that is damaged has no age and no score.
+    """Return what the rules need to know of a checkpoint; a damaged one has no age and no score.
 
     Args:
         path: the checkpoint.
-        metric: of its score; empty: no rule asks for one.
-        aged: whether a rule asks for its age.
-        newest: whether it stays for that alone.
+        metric: the metric of its score; empty if no rule needs one.
+        aged: whether a rule needs its age.
+        newest: whether it is kept as the newest anyway.
     """
     saved, score = 0.0, math.nan
     if aged:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Checkpoints that are written while training goes on.
+"""Writes checkpoints while training continues.
 
-Training stands still only while the state is copied within memory. A thread on every rank then
-writes the copy, and talks to the others over a process group of its own, so that it never meets the
-collectives of the steps. One checkpoint is written at a time: the next one waits for it.
+Training stops only while the state is copied in memory. A thread on every rank then writes the
+copy. It uses its own process group, so its collectives never mix with those of the steps. One
+checkpoint is written at a time: the next one waits for it.
 
-A checkpoint that cannot be written (a full disk, a file system that is away) does not end the run:
-that would lose what it was to keep. It is said loudly, nothing of it stays, and the next one is
-tried in its turn. The last one of a run must succeed. A rank that writes slowly ends no run either:
-it is named, and the others wait for it before the next checkpoint.
+A checkpoint that cannot be written (a full disk, an unreachable file system) does not end the run.
+The failure is reported as an alert, the partial files are removed, and the next checkpoint is tried
+when it is due. The last checkpoint of a run must succeed. A rank that writes slowly does not end
+the run either: a message names it, and the other ranks wait for it before the next checkpoint.
 """
 
 from __future__ import annotations
@@ -35,23 +35,32 @@ from trainer.checkpoint.storage import Folder
 from trainer.runtime.memory import available_bytes
 from trainer.runtime.runtime import RunError, Runtime
 
-# Of the memory that is free, what a copy of the state may take.
+# Largest share of the free memory that a copy of the state may take.
 _STAGING_SHARE = 0.8
-# How long ranks wait for one that writes slowly; one that died is noticed at once.
+# How long ranks wait for a slow writer; a dead rank is noticed at once.
 PATIENCE = timedelta(days=7)
-# How long a run that fails waits for the checkpoint that is being written.
+# Seconds that a failing run waits for the checkpoint that is being written.
 _LAST_SECONDS = 30.0
 
 
 class Saver:
     """Writes the checkpoints of one run below `directory`.
 
-    say: is given lines for the log, and whether they are loud.
-    Attributes: stalled_seconds, how long training has stood still for checkpoints, and of that
-    waited_seconds, for the one before to be written; written_step, the step of the newest one
-    written by this process, or -1, known when the next one begins; newest, the step and time
-    (seconds since 1970) of the newest complete one, known at once; num_failed, how many could not
-    be written; concluded, called when it is known what became of one.
+    Args:
+        directory: the folder of the run's checkpoints.
+        config: when and how checkpoints are written.
+        runtime: this process among the ranks.
+        timeout_seconds: seconds after which a rank that is still writing is reported.
+        say: takes lines for the log, and whether quiet mode prints them too.
+
+    Attributes:
+        stalled_seconds: seconds that training has stopped for checkpoints.
+        waited_seconds: the part of it spent waiting for the previous checkpoint.
+        written_step: step of the newest checkpoint that this process has written, or -1; set when
+            the next one begins.
+        newest: step and time (seconds since 1970) of the newest complete checkpoint; set at once.
+        num_failed: number of checkpoints that could not be written.
+        concluded: called when the result of a checkpoint is known.
     """
 
     def __init__(
@@ -85,29 +94,34 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def prepare(self, tensors: Mapping[str, Any]) -> None:
-        """Take the memory of the copies now: new memory would hold the first checkpoint's step up.
+        """Allocate the memory of the copies now, so that the first checkpoint stalls its step less.
 
-        tensors: what `save` will be given. Training waits for its checkpoints, and it is said, if
-        there is no room.
+        If there is no room for copies, this is logged and training waits for its checkpoints.
+
+        Args:
+            tensors: the tensors that `save` will receive.
         """
         if self._may_copy(tensors):
             self._staging.copy(tensors)
 
     def save(self, tensors: Mapping[str, Any], step: int, manifest: Mapping[str, Any]) -> None:
-        """Begin to write a checkpoint of `step`. Collective; waits for the one before.
+        """Begin to write a checkpoint of `step`, after the previous one is written. Collective.
 
-        manifest: JSON data; that of rank 0 is written.
+        Args:
+            tensors: nested tensors of the state.
+            step: number of finished steps.
+            manifest: JSON data; rank 0 writes its own.
         """
         started = time.monotonic()
         self.wait()
         self._meet()
         self.waited_seconds += time.monotonic() - started
         self._step = step
-        # As it is now: the run goes on changing what it has handed over.
+        # A deep copy, because the run changes these objects while the thread writes.
         content = {**copy.deepcopy(dict(manifest)), "saved": time.time()}
         if self._may_copy(tensors):
             arguments = self._staging.copy(tensors), step, content
-            # No reason to stay for a process that ends: the checkpoint is complete or absent.
+            # A daemon thread need not finish: the checkpoint is complete or absent.
             self._thread = threading.Thread(
                 target=self._write, args=arguments, name=f"checkpoint of step {step}", daemon=True
             )
@@ -120,10 +134,11 @@ class Saver:
     def wait(self, last: bool = False) -> None:
         """Wait for the checkpoint that is being written, if any.
 
-        last: the run ends with it, so that it must have been written.
+        Args:
+            last: whether this is the run's last checkpoint, which must have been written.
 
         Raises:
-            RunError: it is the last one and could not be written; the same on all ranks.
+            RunError: the last checkpoint could not be written; raised on all ranks.
         """
         if self._thread is not None:
             self._thread.join()
@@ -136,38 +151,38 @@ class Saver:
             ) from self._error
 
     def abandon(self) -> None:
-        """Give the checkpoint that is being written a while to finish; for a run that has failed.
+        """Wait up to `_LAST_SECONDS` for the current checkpoint; for a run that has failed.
 
-        The other ranks' threads do the same whatever has happened to the steps.
+        The other ranks' threads do the same, however their steps ended.
         """
         if self._thread is not None:
             self._thread.join(_LAST_SECONDS)
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
-        """Note the metrics of the checkpoint written last, and keep it if it is among the best."""
+        """Write the metrics beside the latest checkpoint, then remove the surplus checkpoints."""
         self.wait()
         if self._runtime.is_first and self._error is None and self.written_step >= 0:
             path = self.directory / step_name(self.written_step)
             try:
                 note_metrics(path, metrics)
-            except Exception as error:  # of any file system; the other ranks go on
+            except Exception as error:  # any file system's; the other ranks continue
                 self._say(f"{path}: its metrics cannot be noted beside it ({error})", True)
             self._prune()
         self._meet()
 
     def _meet(self) -> None:
-        """Wait for the first rank, whose files may be slow, here and not in a step's collective."""
+        """Wait here for the first rank's slow files, instead of in a collective of a step."""
         if dist.get_world_size() > 1:
             dist.barrier(group=self._group)
 
     def _may_copy(self, tensors: Mapping[str, Any]) -> bool:
-        """Return whether to write from a copy; asked once, as the copy takes the room itself."""
+        """Return whether to write from a copy; decided once, as the copy uses the free memory."""
         if self._copies is None:
             self._copies = self._has_room(tensors)
         return self._copies
 
     def _has_room(self, tensors: Mapping[str, Any]) -> bool:
-        """Return whether there is memory for a copy; where it is short, training waits instead."""
+        """Return whether there is memory for a copy of the state."""
         free = available_bytes(torch.device("cpu")) / self._runtime.local_world_size
         needed = local_bytes(tensors)
         if needed <= _STAGING_SHARE * free:
@@ -186,13 +201,13 @@ class Saver:
             self.newest = step, time.time()
             if self._runtime.is_first:
                 self._prune()
-        except BaseException as error:  # raised, or said, by the thread that trains
+        except BaseException as error:  # raised or logged by the training thread
             self._error = error
             self.num_failed += 1
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Name this rank if what is inside the block, its own writing, takes long."""
+        """Report this rank if the block, in which it writes its part, takes too long."""
         timer = threading.Timer(self._slow_seconds, self._tell_slow, (self._step,))
         timer.daemon = True
         timer.start()
@@ -210,14 +225,14 @@ class Saver:
         )
 
     def _tell(self, text: str) -> None:
-        """Say something of this rank."""
+        """Print a message about this rank."""
         if self._runtime.is_first:
             self._say(text, True)
         else:
             print(f"[rank {self._runtime.rank}] {text}", file=sys.stderr, flush=True)
 
     def _prune(self) -> None:
-        """Remove what no rule keeps; a file system that refuses costs space, not the run."""
+        """Remove surplus checkpoints; a failure is logged and does not end the run."""
         config = self.config
         try:
             prune(
@@ -227,11 +242,11 @@ class Saver:
                 config.keep_every_hours,
                 config.best_metric,
             )
-        except Exception as error:  # of any file system
+        except Exception as error:  # any file system's
             self._say(f"{self.directory}: old checkpoints cannot be removed ({error})", True)
 
     def _conclude(self) -> None:
-        """Take note of what became of the checkpoint; raise what no full disk explains."""
+        """Handle the result of the checkpoint; raise errors other than failed writes."""
         self.concluded()
         if self._error is None:
             self.written_step = self._step

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""When a run saves: by steps, by the clock, and never so often that saving costs much."""
+"""When a run saves: by steps, by the clock, and with a bound on the time spent saving."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from trainer.metrics.spec import choosable
 
-# Steps between two looks at the clock, because all ranks have to agree on what it says.
+# Steps between two readings of the clock; each reading is a broadcast to all ranks.
 _LOOK_STEPS = 10
 # Largest share of the time that saving by the clock may take.
 _SAVING_SHARE = 0.05
@@ -21,23 +21,27 @@ _SAVING_SHARE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are written, where, and which stay. One is always written at the run's end.
+    """When checkpoints are written, where, and which are kept. A run always writes one at its end.
 
-    interval_steps: every so many steps; 0: not by steps.
-    interval_seconds: when so many seconds have passed since the last one, which is what a killed
-      run loses at most (and up to 10 steps, and the time of writing); longer where training would
-      stand still for more than 5 % of the time. A run that is shorter pays nothing. 0: not by the
-      clock.
-    folder: where they are written, a folder or a URL that fsspec understands (s3://bucket/name); a
-      relative folder is below the run's folder; empty: `checkpoints` there. User and password of a
-      URL are not kept: the environment, or the same command, gives them again.
-    asynchronous: whether training goes on while they are written, which takes memory for a copy of
-      the state on every machine; where there is none, training waits.
-    keep: how many of the newest stay.
-    keep_best: how many of those with the best metric stay; with it, every evaluation has a
-      checkpoint (evaluate_epochs).
-    best_metric: of the evaluation; which way is better, `trainer/metrics/spec.py` says.
-    keep_every_hours: the first in each stretch of so many hours stays; 0: no such rule.
+    Attributes:
+        interval_steps: steps between checkpoints; 0 disables saving by steps.
+        interval_seconds: seconds between checkpoints; 0 disables saving by the clock. A killed run
+            loses at most this much training, plus 10 steps and the time of writing. The interval
+            grows where saving would stop training for more than 5 % of the time. A shorter run pays
+            nothing.
+        folder: where they are written, a folder or a URL that fsspec understands
+            (s3://bucket/name). A relative folder is below the run's folder; empty means
+            `checkpoints` there. User and password of a URL are not stored: the environment, or the
+            same command, provides them again.
+        asynchronous: whether training continues while they are written. This needs memory for a
+            copy of the state on every machine; without that memory training waits.
+        keep: number of newest checkpoints to keep.
+        keep_best: number of checkpoints with the best metric to keep; with it, every evaluation has
+            a checkpoint (evaluate_epochs).
+        best_metric: the evaluation metric that decides; `trainer/metrics/spec.py` defines which
+            direction is better.
+        keep_every_hours: keep the first checkpoint of each period of this many hours; 0 disables
+            the rule.
     """
 
     interval_steps: int = 0
@@ -76,12 +80,18 @@ class CheckpointConfig:
             )
 
     def build(self, group: dist.ProcessGroup) -> Cadence:
-        """Return the cadence of a run that begins, or goes on, now."""
+        """Return the cadence of a run that starts or resumes now."""
         return Cadence(self, group)
 
 
 class Cadence:
-    """Says after which steps to save, the same on all ranks."""
+    """Decides after which steps to save, identically on all ranks.
+
+    Args:
+        config: the intervals.
+        group: the process group of all ranks.
+        clock: returns seconds.
+    """
 
     def __init__(
         self,
@@ -98,7 +108,9 @@ class Cadence:
     def due(self, step: int, busy: bool = False) -> bool:
         """Return whether to save after `step` finished steps. Collective.
 
-        busy: whether a checkpoint is being written; by the clock none is begun meanwhile.
+        Args:
+            step: number of finished steps.
+            busy: whether a checkpoint is being written; the clock starts no other one meanwhile.
         """
         if self.config.interval_steps and step % self.config.interval_steps == 0:
             return True
@@ -106,11 +118,11 @@ class Cadence:
             return False
         passed = torch.tensor([not busy and self._clock() - self._last >= self._pause])
         if self._group.size() > 1:
-            # The first rank's clock counts.
+            # All ranks use the first rank's clock.
             dist.broadcast(passed, group=self._group, group_src=0)
         return bool(passed)
 
     def saved(self, started: float) -> None:
-        """Take note of a checkpoint that training has stood still for since `started`."""
+        """Record a checkpoint that has stopped training since `started`."""
         self._last = self._clock()
         self._pause = max(self.config.interval_seconds, (self._last - started) / _SAVING_SHARE)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Copies of a run's tensors in host memory, from which a checkpoint is written meanwhile.
+"""Copies of a run's tensors in host memory, from which a checkpoint is written.
 
-The copies are made into the same memory each time: fresh memory costs a page fault every 4 KiB,
-several times what copying costs. Copies from a GPU go through page-locked memory.
+The copies reuse the same memory each time. Fresh memory costs a page fault every 4 KiB, several
+times the cost of copying. Copies from a GPU go through page-locked memory.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Staging:
         self._memory: dict[str, Tensor] = {}
 
     def copy(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nested copies of nested tensors, sharded ones sharded alike, all on the CPU.
+        """Return nested copies of nested tensors on the CPU; sharded tensors stay sharded.
 
-        They are overwritten by the next call.
+        The next call overwrites them.
         """
         copied = self._copy_mapping(tensors, "")
         if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -48,7 +48,7 @@ class Staging:
                 Shard(self._copy_plain(shard.tensor, f"{name}/{i}"), shard.metadata)
                 for i, shard in enumerate(value.local_shards())
             ]
-            # Of the base class, which does not ask that shards be where the metadata says.
+            # The base class does not check that shards are on the device in the metadata.
             return ShardedTensorBase._init_from_local_shards_and_global_metadata(
                 shards, value.metadata()
             )
@@ -63,7 +63,7 @@ class Staging:
         return value
 
     def _copy_plain(self, tensor: Tensor, name: str) -> Tensor:
-        """Copy a tensor of this rank into the memory of its name."""
+        """Copy a tensor of this rank into the memory reserved for its name."""
         memory = self._memory.get(name)
         if memory is None or memory.shape != tensor.shape or memory.dtype != tensor.dtype:
             memory = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a run must keep to continue as if it had never stopped, as tensors by name."""
+"""The state from which a run continues bit by bit, as tensors by name."""
 
 from __future__ import annotations
 
@@ -21,14 +21,19 @@ from trainer.distributed.parallelize import Parallel
 from trainer.runtime.atomic_files import parse_json
 from trainer.runtime.runtime import Runtime
 
-# Room for 625 numbers of ten digits and what stands between them.
+# Room for 625 numbers of ten digits and their separators.
 _RANDOM_BYTES = 8192
 
 
 class TrainState:
     """Tables, dense weights, optimizer states and this rank's random numbers.
 
-    Counters and the loss scale are plain numbers and travel in a checkpoint's manifest.
+    Counters and the loss scale are plain numbers and are in a checkpoint's manifest.
+
+    Args:
+        parallel: the distributed model.
+        dense: its dense weights and their optimizer.
+        runtime: this process among the ranks.
     """
 
     def __init__(
@@ -43,11 +48,11 @@ class TrainState:
 
     @property
     def model(self) -> nn.Module:
-        """The model whose state it is, without wrappers."""
+        """The model without wrappers."""
         return self._parallel.model
 
     def tensors(self) -> dict[str, Any]:
-        """Return all state as nested tensors, to be written or filled and `put`. Collective."""
+        """Return the state as nested tensors, to be written, or filled and `put`. Collective."""
         return {
             "model": {**self._parallel.module.state_dict(), **self._dense.weights()},
             **fused_tensors(self._parallel.fused_optimizer),
@@ -56,11 +61,13 @@ class TrainState:
         }
 
     def load(self, path: Folder, more: Mapping[str, Any] | None = None) -> None:
-        """Fill all state from the checkpoint at `path`, written at any world size.
+        """Fill all state from the checkpoint at `path`, written at any world size. Collective.
 
-        A rank that the checkpoint does not know keeps the random numbers it was started with.
+        A rank that the checkpoint does not contain keeps its initial random numbers.
 
-        more: other tensors of the checkpoint to fill, nested by name.
+        Args:
+            path: the checkpoint.
+            more: other tensors of the checkpoint to fill, nested by name.
         """
         tensors = {**self.tensors(), **(more or {})}
         names = dcp.tensor_names(path)
@@ -72,7 +79,7 @@ class TrainState:
         self.put(tensors)
 
     def put(self, tensors: dict[str, Any]) -> None:
-        """Take over what `tensors`, from this object, has been filled with."""
+        """Apply `tensors`, which this object returned and a caller has filled. Collective."""
         own = self._dense.put(tensors["model"], tensors["dense"])
         rest = {name: value for name, value in tensors["model"].items() if name not in own}
         self._parallel.module.load_state_dict(OrderedDict(rest), strict=not own)
@@ -80,14 +87,14 @@ class TrainState:
 
 
 class RandomState:
-    """The generators of this rank: torch's, that of its GPU, NumPy's and Python's."""
+    """The random generators of this rank: those of torch, its GPU, NumPy and Python."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._name = f"rank{runtime.rank}"
         self._device = runtime.device if runtime.device.type == "cuda" else None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return their states by name."""
+        """Return the generators' states by name."""
         found = {
             self._name: torch.get_rng_state(),
             f"{self._name}_numpy": _plain(tuple(np.random.get_state(legacy=True))[1:]),
@@ -98,7 +105,7 @@ class RandomState:
         return found
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set those that are in `tensors`."""
+        """Set the generators whose states are in `tensors`."""
         if self._name in tensors:
             torch.set_rng_state(tensors[self._name])
         if f"{self._name}_numpy" in tensors:
@@ -110,13 +117,13 @@ class RandomState:
 
 
 def _plain(state: Any) -> Tensor:
-    """Return a generator's state, plain numbers in tuples, as JSON in bytes of one length."""
+    """Return a generator's state, plain numbers in tuples, as JSON bytes of a fixed length."""
     text = json.dumps(state, default=lambda array: array.tolist()).encode().ljust(_RANDOM_BYTES)
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def _nested(state: Tensor) -> Any:
-    """Return what `_plain` was given, arrays as tuples."""
+    """Return the state that `_plain` encoded, with arrays as tuples."""
     parts = parse_json(bytes(state.cpu().numpy()))
     return tuple(tuple(part) if isinstance(part, list) else part for part in parts)
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Folders of checkpoints, on a disk or behind a URL that fsspec understands (s3://, memory://).
 
-A local folder is a `pathlib.Path`. A `RemotePath` answers the same questions for an object store,
-where a folder is no more than a common beginning of names: nothing can be renamed in one step, but
-one object is replaced in one step, which is what committing a checkpoint there rests on.
+A local folder is a `pathlib.Path`. A `RemotePath` has the same methods for an object store, where a
+folder is only a common prefix of names. Nothing there can be renamed in one step. One object can be
+replaced in one step, and committing a checkpoint relies on that.
 
-fsspec is a dependency of torch.distributed.checkpoint's own remote files; the file system of a URL
-(s3fs for s3://) is installed by whoever uses it.
+fsspec is a dependency of torch.distributed.checkpoint's own remote files. The user installs the
+file system of a URL (s3fs for s3://).
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ from trainer.runtime.atomic_files import (
 )
 from trainer.runtime.credentials import without_credentials
 
-# What is written, and summed up, at a time.
+# Bytes that are written and added to the checksum at a time.
 _PART_BYTES = 16 << 20
 
 
 class RemotePath:
-    """A name below a URL: the part of `pathlib.Path` that checkpoints need.
+    """A name below a URL, with the methods of `pathlib.Path` that checkpoints need.
+
+    Args:
+        url: the URL.
 
     Raises:
         ValueError: no file system is known, or installed, for the URL.
@@ -87,16 +90,16 @@ class RemotePath:
         return RemotePath(f"{self.protocol}://{PurePosixPath(self._inside).parent}")
 
     def with_name(self, name: str) -> RemotePath:
-        """Return the same with another last part."""
+        """Return the same path with another last part."""
         return self.parent / name
 
     def exists(self) -> bool:
-        """Return whether there is such an object, or one below it."""
+        """Return whether there is an object of this name, or one below it."""
         self._files.invalidate_cache()
         return self._files.exists(self.url)
 
     def is_file(self) -> bool:
-        """Return whether there is such an object."""
+        """Return whether there is an object of this name."""
         self._files.invalidate_cache()
         return self._files.isfile(self.url)
 
@@ -106,7 +109,7 @@ class RemotePath:
         return self._files.isdir(self.url)
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """Yield what is directly below it."""
+        """Yield the entries directly below it."""
         self._files.invalidate_cache()
         names = self._files.ls(self.url, detail=False)
         yield from (self / PurePosixPath(name).name for name in names)
@@ -125,11 +128,11 @@ class RemotePath:
         return self.read_bytes().decode(encoding)
 
     def create(self, content: bytes) -> None:
-        """Write the object unless there is one."""
+        """Write the object unless it exists."""
         try:
             self._files.pipe_file(self.url, content, mode="create")
         except (OSError, NotImplementedError, TypeError, ValueError):
-            # There is one, or the file system cannot ask for that.
+            # The object exists, or the file system does not support exclusive creation.
             if not self.exists():
                 self._files.pipe_file(self.url, content)
 
@@ -143,7 +146,7 @@ class RemotePath:
         return target
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        """Do what a file system with folders needs before objects can be written."""
+        """Create the folder on file systems that need one before objects are written."""
         self._files.makedirs(self.url, exist_ok=exist_ok or not parents)
 
     def remove_all(self) -> None:
@@ -155,17 +158,17 @@ Folder = Path | RemotePath
 
 
 def address(folder: Folder) -> str:
-    """Return the text from which `locate` makes `folder` again. Not for people: see `str`."""
+    """Return the text from which `locate` restores `folder`; unlike `str`, with any password."""
     return folder.url if isinstance(folder, RemotePath) else str(folder)
 
 
 def locate(text: str | Path) -> Folder:
-    """Return the folder that `text` names: a URL has '://' in it."""
+    """Return the folder that `text` names; a text with '://' is a URL."""
     return RemotePath(text) if isinstance(text, str) and "://" in text else Path(text)
 
 
 def write_durably(path: Folder, content: bytes) -> None:
-    """Write a file, whole or not at all; on a disk, wait until it is there."""
+    """Write a whole file or nothing; on a disk, wait until the content is stored."""
     if isinstance(path, Path):
         write_bytes(path, content)
         return
@@ -190,7 +193,7 @@ def read_bounded(path: Folder, limit: int) -> bytes:
 
 
 def check_regular(path: Folder) -> None:
-    """Check that a file of a checkpoint, if it is there, is a plain one.
+    """Check that a file of a checkpoint, if it exists, is a regular file.
 
     Raises:
         ValueError: it is a symbolic link, which may lead anywhere, or a pipe, which may never end.
@@ -203,10 +206,10 @@ def check_regular(path: Folder) -> None:
 
 
 def create_once(path: Folder, content: bytes) -> None:
-    """Write a small file unless there is one; of several who try at once, one succeeds.
+    """Write a small file unless it exists; of several concurrent writers, one succeeds.
 
-    Who succeeded is seen by reading it: object stores differ in how they say that they refuse. One
-    that cannot refuse keeps the last.
+    The caller reads the file to see who succeeded, because object stores report a refusal in
+    different ways. A store that cannot refuse keeps the last writer's file.
     """
     if isinstance(path, RemotePath):
         path.create(content)
@@ -226,12 +229,12 @@ def create_once(path: Folder, content: bytes) -> None:
 
 @contextlib.contextmanager
 def open_counted(path: Folder, written: dict[str, list[int]]) -> Generator[Counted, None, None]:
-    """Open a new file; on a disk, wait until it is there.
+    """Open a new file; on a disk, wait at the end until the content is stored.
 
     Args:
         path: the file, in a folder that exists.
-        written: gets the number of bytes and their CRC-32 under the file's name, taken from the
-            bytes on their way, so that nothing has to be read (or fetched) again.
+        written: receives the number of bytes and their CRC-32 under the file's name. They are
+            computed while writing, so nothing is read or fetched again.
     """
     with create(path) if isinstance(path, Path) else path.open("wb") as stream:
         counted = Counted(stream)
@@ -243,14 +246,14 @@ def open_counted(path: Folder, written: dict[str, list[int]]) -> Generator[Count
 
 
 class Counted:
-    """Writes into a stream and keeps the number of bytes and their CRC-32."""
+    """Writes into a stream and tracks the number of bytes and their CRC-32."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self.size = self.checksum = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write bytes; some at a time, because a remote file copies what it is given."""
+        """Write bytes in parts, because a remote file copies what it receives."""
         for start in range(0, len(data), _PART_BYTES):
             part = data[start : start + _PART_BYTES]
             self._stream.write(part)

@@ -127,7 +127,7 @@ class Collator:
         counts: Counter[str] | None = None,
         day: int = 0,
     ) -> BatchArrays:
-        """Convert B rows to arrays, as `to_batch` does; without a timestamp all rows are of `day`."""
+        """Convert B rows to arrays, as `to_batch` does; `day` is used if there is no timestamp."""
         schema, num_rows = self.schema, records.num_rows
         if self._checked is None or not self._checked.equals(records.schema):
             check_columns(records.schema, schema, "records")
