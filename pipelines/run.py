@@ -43,12 +43,14 @@ from trainer.runtime.program import program
 
 
 class Module(Protocol):
-    """What a module of PIPELINES has.
+    """Interface of a module of PIPELINES.
 
-    It may have `each(options)` too, the options of several runs in a row; `during(options,
-    status)`, which is called when a stage enters another state; and `after(options, status)`, which
-    is called when a run has ended, or none can begin. USAGE: what follows its name on the command
-    line; BRIEFLY: the groups of options that --help only names.
+    Optional members:
+        each(options): returns the options of several runs in a row.
+        during(options, status): is called when a stage enters another state.
+        after(options, status): is called when a run has ended, or none can begin.
+        USAGE: the arguments after the pipeline's name, for --help.
+        BRIEFLY: groups of options that --help only names.
     """
 
     def add_options(self, parser: argparse.ArgumentParser) -> None: ...  # noqa: D102

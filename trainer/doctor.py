@@ -38,7 +38,7 @@ CPU_BUILD_OF_TORCH = (
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of the report: what was looked at, how it is, and the way out where there is one."""
+    """One line of the report: check, state, detail, and the remedy if there is one."""
 
     name: str
     state: Literal["ok", "warn", "fail"]
@@ -212,7 +212,7 @@ def last_line(text: str) -> str:
 
 
 def report(findings: list[Finding]) -> str:
-    """Lay findings out as a table, each way out once: one fault may fell many probes."""
+    """Format findings as a table, with each remedy once: one fault can fail many probes."""
     width = max(len(finding.name) for finding in findings)
     lines: list[str] = []
     told: set[str] = set()

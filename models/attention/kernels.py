@@ -113,9 +113,9 @@ def chunk_of(window: int) -> int:
 def padded(query: Tensor, key: Tensor, value: Tensor, band: Band, scale: float | None) -> Tensor:
     """Attend in a padded rectangle.
 
-    If at least half of the rows are queries and there is no window, examples are padded at the end.
-    A causal kernel then hides the padding without a mask. Otherwise examples are padded at the
-    beginning, and a mask covers the query rows only.
+    If at least half of the rows may be queries and the mask is purely causal, examples are padded
+    at the end, and a causal kernel hides the padding without a mask. Otherwise examples are padded
+    at the beginning, and a mask covers the query rows only.
     """
     most = band.longest if band.queries is None else band.most
     if band.window is None and not band.num_mutual and 2 * most >= band.longest:

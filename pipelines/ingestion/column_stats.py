@@ -2,8 +2,8 @@
 """Statistics of every column and day, in one pass and bounded memory, and their drift.
 
 Cardinality is estimated from the k smallest hashes of the distinct values (KMV, Bar-Yossef et al.,
-"Counting Distinct Elements in a Data Stream", 2002): exact below k = 1,024, about 3 % off above.
-Most values of a batch lie above the k-th smallest and cost one comparison.
+"Counting Distinct Elements in a Data Stream", 2002). It is exact below k = 1,024, with an error of
+about 3 % above. Most values of a batch are above the k-th smallest and cost one comparison.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.data.hashing import mix64
 
 _KEPT = 1_024
 _HEAD = 16_384
-_FEW = 100  # rows of a day whose deviation says little
+_FEW = 100  # with fewer rows the standard deviation of a day is unreliable
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _Column:
     is_list: bool = False
 
     def add(self, column: pa.ChunkedArray) -> None:
-        """Take in a column of int8, int64 or float values, or lists of them."""
+        """Add a column of int8, int64 or float values, or lists of them."""
         for chunk in column.chunks:
             self.rows += len(chunk)
             self.null_rows += chunk.null_count
@@ -68,7 +68,7 @@ class _Column:
                 self.smallest = both[np.diff(both, prepend=~both[:1]) != 0][:_KEPT]
 
     def summary(self, *, has_mean: bool) -> dict[str, Any]:
-        """Return what is written to JSON. Means of ids say nothing and are left out."""
+        """Return the statistics as JSON data. Means of ids are meaningless and left out."""
         out: dict[str, Any] = {"count": self.rows, "nulls": self.null_rows}
         out["cardinality"] = len(self.smallest)
         if len(self.smallest) == _KEPT:
@@ -83,9 +83,11 @@ class _Column:
 
 
 class Texts:
-    """What the hashes of columns of few texts stand for, so that people can read them.
+    """The texts and hashes of low-cardinality columns, so that people can read the hashes.
 
-    A column of more than `limit` texts is given up at once: users and items are no names to read.
+    Args:
+        limit: largest number of texts of a column. A column with more, such as users or items, is
+            left out.
     """
 
     def __init__(self, limit: int = 256) -> None:
@@ -97,7 +99,7 @@ class Texts:
         return len(self._found.get(name, ())) <= self.limit
 
     def add(self, name: str, texts: pa.Array, hashes: pa.Array) -> None:
-        """Take in texts of the column and their hashes; nulls are left out."""
+        """Add texts of the column and their hashes; nulls are left out."""
         pairs = zip(texts.to_pylist(), hashes.to_pylist(), strict=True)
         kept = {text: number for text, number in pairs if number is not None}
         self._found.setdefault(name, {}).update(kept)
@@ -109,14 +111,18 @@ class Texts:
 
 
 class Statistics:
-    """Collects by (day, column). `numbers` names the columns whose mean says something."""
+    """Statistics by day and column.
+
+    Args:
+        numbers: names of the columns whose mean is meaningful.
+    """
 
     def __init__(self, numbers: set[str]) -> None:
         self.numbers = numbers
         self._days: dict[str, dict[str, _Column]] = {}
 
     def add(self, day: str, table: pa.Table) -> None:
-        """Take in rows of `day`; columns that are neither numbers nor lists of them are skipped."""
+        """Add rows of `day`; columns that are neither numbers nor lists of them are skipped."""
         columns = self._days.setdefault(day, {})
         for name in table.column_names:
             kind = table.schema.field(name).type
@@ -125,7 +131,7 @@ class Statistics:
                 columns.setdefault(name, _Column()).add(table.column(name))
 
     def columns(self) -> dict[str, dict[str, Any]]:
-        """Return what is known of each column by day."""
+        """Return the statistics of each column by day."""
         return {
             day: {name: one.summary(has_mean=name in self.numbers) for name, one in found.items()}
             for day, found in sorted(self._days.items())
@@ -164,8 +170,8 @@ def largest_drifts(days: dict[str, dict[str, Any]], count: int = 3) -> list[str]
 def _drift(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float]:
     """Differences of null share and mean, ratio of cardinalities.
 
-    The mean's is in standard deviations of the day before; where that has few rows, whose
-    deviation may be next to nothing, in those within both days. mean_error: its standard error.
+    The difference of means is in standard deviations of the day before. If that day has few rows,
+    it is in standard deviations within both days. `mean_error` is its standard error.
     """
     change = {
         "null_share": now["nulls"] / max(now["count"], 1)

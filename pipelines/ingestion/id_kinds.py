@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Decide once, for an output and all its days, which id columns are strings and which integers.
 
-The same id must become the same number every day, so the decision is not left to each file: what
-the newest manifest of the output says holds, then what Parquet footers say, then how the first
-rows of text files look. A file that disagrees is an error before anything is written.
+The same id must become the same number every day, so files do not decide separately. The newest
+manifest of the output has priority, then Parquet footers, then the first rows of text files. A file
+that disagrees is an error before anything is written.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def decide_kinds(
     """Return `string`, `int` or `float` for every column whose rule leaves it open.
 
     Args:
-        said: what the user decides, for any file.
-        recorded: what the output's days were written with.
+        said: kinds given by the user, for any file.
+        recorded: kinds of the days in the output.
 
     Raises:
         ValueError: what is said, what is recorded and what the Parquet files hold disagree.

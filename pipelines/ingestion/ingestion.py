@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The ingestion of a raw log: files -> checked columns -> bad rows aside -> rows by day.
+"""The ingestion of a raw log: read files, check columns, quarantine bad rows, split rows by day.
 
-Everything is checked that can be before the first row is read: files, formats, columns, types and
-days. After that a batch at a time is converted, so memory does not grow with the log. Every step
-is vectorised: no id ever is a Python object, but a name of a column that has few.
+Files, formats, columns, types and days are checked before the first row is read. Rows are then
+converted one batch at a time, so memory does not grow with the log. Every step is vectorised. Only
+the few distinct texts of low-cardinality columns become Python objects.
 """
 
 from __future__ import annotations
@@ -40,18 +40,20 @@ _NOT_NUMBERS = ("id", "integer", "time")
 
 @dataclass(frozen=True, kw_only=True)
 class IngestConfig:
-    """How a log is read and written.
+    """Settings for reading and writing a log.
 
     Args:
-        list_separator: what separates the entries of a list in a text column.
-        keep: columns to keep beside the schema's, as they are.
-        kinds: column -> `string`, `int` or `float`, where the guess from the log is not wanted.
+        source: file format.
+        partition: layout of the days.
+        times: unit and pattern of times.
+        list_separator: separator of the entries of a list in a text column.
+        keep: columns that are copied unchanged, in addition to those of the schema.
+        kinds: column -> `string`, `int` or `float`; overrides the guess from the log.
         day: the day (YYYY-MM-DD) of a log whose schema has no timestamp.
         by_folder: a row's day is that of the dt= folder it lies in, whatever its timestamp says.
         on_bad_row: `quarantine`, or `fail` at the first.
-        max_bad_share: bad rows beyond which nothing is written.
-        null_labels: `quarantine` rows that lack a label, or `mask`: keep those that have at least
-            one.
+        max_bad_share: largest share of bad rows; above it nothing is written.
+        null_labels: `quarantine` rows without a label, or `mask`: keep rows with at least one.
     """
 
     source: SourceConfig = field(default_factory=SourceConfig)
@@ -94,15 +96,15 @@ class IngestSummary:
 
     Args:
         files: raw files that were read.
-        rows_in: rows of the raw files; those written and those quarantined together.
+        rows_in: rows of the raw files, both written and quarantined.
         rows_bad: rows in the quarantine.
         days: rows written, by day.
-        kinds: what each id column was written as.
+        kinds: `string`, `int` or `float` by id column.
         reasons: the most frequent reasons of bad rows.
-        drifts: columns whose statistics moved most.
+        drifts: columns with the largest changes of statistics.
         quarantine: the file of bad rows, if there is one.
         seconds: time taken.
-        notes: what a user should know of how files were found and read.
+        notes: remarks for the user on how files were found and read.
     """
 
     files: int
@@ -118,7 +120,7 @@ class IngestSummary:
 
 
 def _many_days(days: list[str]) -> str:
-    """Say so if a log has more days than logs usually have: its times may be of another unit."""
+    """Return a note if a log has unusually many days: the timestamp unit may be wrong."""
     if len(days) <= _MANY_DAYS:
         return ""
     return f"{len(days)} days from {days[0]} to {days[-1]}; is --timestamp-unit right?"
@@ -155,7 +157,7 @@ class Ingestion:
         """Read every file of `sources` (files, folders, globs) and write its days under `output`.
 
         Args:
-            note: JSON data to write into the days' manifests, too.
+            note: additional JSON data for the manifests of the days.
 
         Raises:
             ValueError: a file is missing, empty, of another format or without a column; a bad row
@@ -210,7 +212,7 @@ class Ingestion:
         )
 
     def _written_by(self) -> dict[str, Any]:
-        """Return what a day's manifest says of the schema and the ids it was written with."""
+        """Return the manifest's entries on the schema and the kinds of ids."""
         return {
             "schema": self.schema.fingerprint(),
             "kinds": self.kinds,
@@ -234,7 +236,7 @@ class Ingestion:
     def _append(
         self, source: Source, rows: RawRows, into: tuple[Quarantine, Statistics, Partitions]
     ) -> None:
-        """Convert a batch, set its bad rows aside and hand the others to their days."""
+        """Convert a batch, quarantine its bad rows and append the others to their days."""
         quarantine, statistics, partitions = into
         columns: dict[str, pa.Array] = {}
         problems: list[tuple[str, Mask, str]] = []
@@ -267,11 +269,11 @@ class Ingestion:
             partitions.append(day, part)
 
     def _name(self, name: str, rule: Rule, column: pa.Array) -> None:
-        """Note which texts of a column of single ids became which hashes, while they are few."""
+        """Record the texts and hashes of a column of single ids while it has few texts."""
         kind = self.kinds.get(name, "")
         if kind != "string" or rule.role != "id" or rule.is_list or not self.texts.is_open(name):
             return
-        # One more than there may be closes the column.
+        # One text above the limit closes the column.
         texts, _ = to_text(pc.unique(column).slice(0, self.texts.limit + 2))
         texts = texts.drop_null().slice(0, self.texts.limit + 1)
         self.texts.add(name, texts, convert(rule, kind, texts, self.config.times).values)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Raw days into typed days: each once, and again when its bytes have changed.
+"""Ingest raw days once, and again if their bytes have changed.
 
-What a day was made from stands in its manifest (names, sizes and hashes of the raw files, the
-schema, the settings), so that the same delivery twice does nothing, and a day whose bytes have
-changed, or to which files were added, is made again and put in place of the old one. Types are
-decided over all the days before any is written.
+A day's manifest records its sources: names, sizes and hashes of the raw files, the schema and the
+settings. An identical delivery is skipped. A day with changed or added files is ingested again and
+replaces the old one. Types are decided for all days before any is written.
 """
 
 from __future__ import annotations
@@ -33,7 +32,16 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """What became of one raw day. state: `new`, `same` (nothing was done) or `changed`."""
+    """Result of one raw day.
+
+    Args:
+        day: YYYY-MM-DD.
+        state: `new`, `same` (nothing was done) or `changed`.
+        rows: rows of the typed day.
+        raw_files: number of raw files.
+        files: number of typed files.
+        note: differences from the earlier delivery.
+    """
 
     day: str
     state: str
@@ -45,11 +53,13 @@ class Delivery:
 
 @dataclass(frozen=True, kw_only=True)
 class Intake:
-    """Takes raw days in.
+    """Ingestion of raw days.
 
     Args:
-        raw: the folder of raw days, or its URL.
-        output: the folder of typed days.
+        raw: folder of raw days, or its URL.
+        output: folder of typed days.
+        schema: schema of the log.
+        config: settings of the ingestion.
     """
 
     raw: str
@@ -64,12 +74,12 @@ class Intake:
         return {str(path)[start:]: _digest(path) for path in files_of(folder)}
 
     def stamps(self, day: str) -> dict[str, Any]:
-        """Return what tells, without reading it, whether a raw file is another than before."""
+        """Return metadata that shows, without reading the content, whether a raw file changed."""
         folder = locate(self.raw) / f"dt={day}"
         return {path.name: _stamp(path) for path in (files_of(folder) if folder.is_dir() else [])}
 
     def take(self, days: Sequence[str], say: Callable[[str], None]) -> list[Delivery]:
-        """Ingest what is new or has changed of `days`; return what became of each.
+        """Ingest the new and changed days of `days`; return the result of each.
 
         Raises:
             ValueError: as `Ingestion.run`; nothing of a day with an error is written.
@@ -112,7 +122,7 @@ class Intake:
         }
 
     def _kinds(self, days: Sequence[str]) -> dict[str, str]:
-        """Decide the kinds over all days at once; every process comes to the same."""
+        """Decide the kinds for all days at once, with the same result in every process."""
         ingestion = self.config.build(self.schema)
         names = [f"{self.raw.rstrip('/')}/dt={day}" for day in days]
         if not names:
@@ -144,7 +154,7 @@ def _stamp(path: Folder) -> list[Any]:
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Say what is different from the delivery before."""
+    """Return the differences from the earlier delivery as text."""
     if not before:
         return ""
     old, new = before["files"], now["files"]

@@ -34,16 +34,18 @@ _DAY = re.compile(r"dt=(\d{4}-\d{2}-\d{2})")
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionConfig:
-    """How days are laid out.
+    """Layout of the days.
 
     Args:
         row_group_rows: rows of a row group.
-        rows_per_file: rows after which a day gets another file.
-        buffered_rows: rows of all days together that wait in memory to fill a row group; beyond it
-            the fullest day is written as a smaller row group, which bounds memory on unsorted logs.
-        open_files: days whose file is held open; beyond it the one opened first is finished.
-        scope: a name; writers of different scopes may write to the same output at the same time, if
-            each has days of its own.
+        rows_per_file: rows after which a new file of the day begins.
+        buffered_rows: largest number of rows of all days that are buffered in memory. Above it the
+            day with most rows is flushed as a smaller row group, which bounds memory on unsorted
+            logs.
+        open_files: largest number of open files. Above it the file opened first is closed.
+        overwrite: whether days that exist are replaced.
+        scope: name of a writer. Writers of different scopes may write different days to the same
+            output at the same time.
     """
 
     row_group_rows: int = 16_384
@@ -66,7 +68,7 @@ class PartitionConfig:
 
 @dataclass
 class _Day:
-    """What is known of one day that is being written."""
+    """State of one day that is being written."""
 
     waiting: list[pa.Table] = field(default_factory=list)
     waiting_rows: int = 0
@@ -91,7 +93,7 @@ class Partitions:
         self._days: dict[str, _Day] = {}
         self._buffered = self._opened = 0
         self._locks = _lock(output, config.scope)
-        self._clean()  # the lock is ours, so whatever lies here was left by a writer that died
+        self._clean()  # this process has the lock, so existing scratch files are from a dead writer
 
     def __enter__(self) -> Partitions:
         """Return the partitions themselves."""
@@ -134,10 +136,11 @@ class Partitions:
     def commit(
         self, manifest: dict[str, Any], statistics: dict[str, dict[str, Any]]
     ) -> dict[str, int]:
-        """Put the finished days in their place, manifests last; return the rows by day.
+        """Rename the finished days into place, write their manifests last; return the rows by day.
 
-        `manifest` is written into every day's manifest beside its own rows and files; `statistics`
-        holds what to write for each day.
+        Args:
+            manifest: entries of every day's manifest, in addition to its rows and files.
+            statistics: content of `_statistics.json` by day.
         """
         for name in self._days:
             self._write(name, partial=True)
@@ -155,7 +158,7 @@ class Partitions:
         return self.rows
 
     def _clean(self) -> None:
-        """Remove the scratch folder; a day whose replacement was not finished comes back first."""
+        """Restore days whose replacement was not finished, then remove the scratch folder."""
         for old in self._scratch.glob(f"{_REPLACED}*"):
             target = self.output / f"dt={old.name.removeprefix(_REPLACED)}"
             if not (target / MANIFEST).exists():
@@ -188,7 +191,7 @@ class Partitions:
             if day.file_rows >= self.config.rows_per_file:
                 self._finish_file(day)
         rest = table.slice(count)
-        # A slice keeps its parent's buffers alive: the rest is copied so that they can go.
+        # A slice keeps its parent's buffers alive. Copying the rest frees them.
         day.waiting = [rest.take(pa.array(np.arange(rest.num_rows)))] if rest.num_rows else []
         day.waiting_rows = rest.num_rows
         self._buffered -= count
@@ -253,7 +256,7 @@ def day_of_path(path: str | Path) -> str:
 
 
 def _lock(output: Path, scope: str) -> list[TextIO]:
-    """Take the output's lock: alone, or shared with other scopes beside one of the scope's own."""
+    """Lock the output: exclusively, or with a scope shared, plus an exclusive lock of the scope."""
     wanted = [(".lock", fcntl.LOCK_SH if scope else fcntl.LOCK_EX)]
     wanted += [(f".lock-{scope}", fcntl.LOCK_EX)] if scope else []
     held: list[TextIO] = []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Bad rows: one line each in a CSV file, and the rule that decides whether to go on.
+"""Bad rows: one line each in a CSV file, and the policy that stops the run.
 
-The file has file, row (the first data row is 1), column, reason and the value. It is CSV because
-a person reads it; it lies beside the partitions, where no reader of Parquet looks.
+The columns are file, row (the first data row is 1), column, reason and value. The format is CSV
+because people read it. The file is outside the partitions, so Parquet readers ignore it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ class Quarantine:
     """Collects the bad rows of one run in `folder`.
 
     Args:
-        policy: `fail` raises at the first bad row; `quarantine` goes on while at most `max_share`
-            of the rows are bad, which is decided at the end, or early after 100,000 bad rows.
+        folder: folder of the CSV file.
+        policy: `fail` raises at the first bad row; `quarantine` continues.
+        max_share: largest share of bad rows, checked at the end, and early after 100,000 bad rows.
+        scope: suffix of the file's name.
     """
 
     def __init__(self, folder: Path, policy: str, max_share: float, scope: str = "") -> None:
@@ -124,9 +126,7 @@ def _text(value: pa.Scalar) -> str:
 
 
 def _cell(value: str | int) -> str | int:
-    """Return a cell that a spreadsheet does not take for a formula: a text that could be one gets
-    an apostrophe in front, as spreadsheets write it themselves. Numbers stay.
-    """
+    """Prefix text that a spreadsheet could run as a formula with an apostrophe; keep numbers."""
     if isinstance(value, str) and value.startswith(_FORMULA) and not _NUMBER.fullmatch(value):
         return f"'{value}"
     return value

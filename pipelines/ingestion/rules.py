@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What a schema asks of each column of a raw log.
+"""Requirements of a schema on each column of a raw log.
 
-Where several features read a column, the strongest of what they ask holds for all of them.
+If several features read a column, the strictest requirement applies.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ _OUTPUT = {"label": pa.int8(), "weight": pa.float32(), "dense": pa.float32()}
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What one column must hold.
+    """Requirements on one column.
 
     Args:
-        required: a null is a bad row.
-        is_filled: a null in a list is one.
-        limit: the largest value of an identity feature that fails.
+        column: name.
+        role: use of the column.
+        is_list: whether a row holds a list.
+        required: whether a null makes the row bad.
+        is_filled: whether a null inside a list makes the row bad.
+        limit: largest valid value of an identity feature that rejects larger ones; None for none.
     """
 
     column: str

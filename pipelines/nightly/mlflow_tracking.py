@@ -50,7 +50,7 @@ _ENVIRONMENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    # A busy server may ask for any wait, which would hold the night up.
+    # A busy server may request any delay, which would block the night.
     "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
 }
 _TAG_CHARACTERS = 4000
@@ -58,7 +58,12 @@ _TAG_CHARACTERS = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class MlflowConfig:
-    """Where nights are copied to. uri: of the server. model: name of experiment and model."""
+    """Server that nights are copied to.
+
+    Args:
+        uri: address of the server.
+        model: name of the experiment and of the registered model.
+    """
 
     uri: str
     model: str = NAME

@@ -58,7 +58,15 @@ _WORDS = ("promoted", "failed", "wrong", "refused", "not ready", "already runnin
 
 @dataclass(frozen=True, kw_only=True)
 class NightMetrics:
-    """One night's numbers. values: by name with labels, in order."""
+    """Numbers of one night.
+
+    Args:
+        date: date of the night.
+        code: exit code.
+        seconds: duration of the run.
+        values: numbers by name with labels, in order.
+        reasons: reasons of a refusal.
+    """
 
     date: str
     code: int

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Start the trainer's commands as processes, show what they print, keep it, and try again.
 
-Pipelines compute nothing themselves: a stage that trains or evaluates starts the same command that
-a person would, and shows it. What the command prints goes to the console and into a file beside its
-results. A command does not outlive a pipeline that is killed: it is asked to end (SIGTERM), which a
-training does at its next step, with a checkpoint; who runs the pipeline again waits for that.
+A stage that trains or evaluates starts the same command that a person would, and prints it. The
+command's output goes to the console and to a file beside its results. If the pipeline is killed,
+the command receives SIGTERM. A training then ends at its next step with a checkpoint, and a new run
+of the pipeline waits for that.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a sample says of one column: how many values, which, and how much they tell of the label.
+"""Profile of a column of a sample: number and kind of values, and information about the label.
 
 The number of distinct values of the whole log is estimated from those of the sample by the
 guaranteed-error estimator (Charikar et al., "Towards Estimation Error Guarantees for Distinct
@@ -136,10 +136,10 @@ def profile(name: str, column: pa.Array, scale: float) -> Profile:
 
 
 def told(column: pa.Array, label: pa.Array) -> float:
-    """Return which share of a 0/1 label's entropy a column's value takes away, in [0, 1].
+    """Return the share of a 0/1 label's entropy that a column's value explains, in [0, 1].
 
-    Numbers of many values are cut into bins of equal shares. NaN where a value has fewer than 20
-    rows on average: the first rows of anything seem to tell everything.
+    Numbers with many values are cut into quantile bins. The result is NaN if a value has fewer than
+    20 rows on average, because the estimate would be too high.
     """
     rows = min(len(column), len(label))
     targets = to_floats(label.slice(0, rows))

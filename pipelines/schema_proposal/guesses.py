@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What the names and values of columns suggest that they are; every answer here is a guess.
+"""Guesses of the meaning of columns, from their names and values.
 
-A column is first asked for its name, split into words, and where that says nothing for its values:
-codes fill their range or do not begin at zero, counts thin out towards a far largest value.
+The words of the name are tried first, then the values. Codes fill their range or do not begin at
+zero. Counts are dense near zero and sparse towards the largest value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Which columns of a sample are labels, user and time, and which are of no use as features.
+"""Assign the columns of a sample: labels, user, time, features, and columns to leave out.
 
-What the user says counts first; what is guessed is marked as a guess.
+The user's choices have priority. Guesses are marked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ _UNITS = {"s": "seconds", "us": "microseconds", "ns": "nanoseconds"}
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What the user knows; whatever is empty is guessed. drop: columns to leave out."""
+    """The user's choices; empty ones are guessed.
+
+    Args:
+        labels: columns of the labels.
+        user: column of the user.
+        timestamp: column of the rows' time.
+        drop: columns to leave out.
+    """
 
     labels: tuple[str, ...] = ()
     user: str = ""
@@ -188,7 +195,7 @@ def _assign_user(roles: Roles, choices: Choices) -> None:
 
 
 def _useless(one: Profile, sample: Sample, label: str) -> str:
-    """Return why a column is no feature: it says nothing, or too much, or never comes back."""
+    """Return why a column is not a feature: constant, reveals the label, or is never repeated."""
     if not one.values or (one.distinct < 2 and not one.is_list and not one.nulls):
         return "the same value in every row of the sample"
     known = 0.0 if one.is_list else told(sample.columns[one.name], sample.columns[label])

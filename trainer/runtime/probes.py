@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Import and run each native piece once, in the child process of trainer/doctor.py.
 
-One JSON line per probe goes to standard output as soon as it is known; so when a broken library
-takes the process down, the parent still knows which probe it was. Packages are imported by name
-inside a probe: one that cannot be imported is then that probe's answer, and this module itself
-needs nothing but the standard library.
+Each probe writes one JSON line to standard output as soon as it ends. If a broken library crashes
+the process, the parent knows which probe it was. Probes import packages by name, so that a failed
+import is the result of that probe. The module itself needs only the standard library.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 
 
 class Unfit(Exception):
-    """A probe's answer that is not fine but no error: (state, detail, remedy)."""
+    """A warning or a failure with a known remedy: (state, detail, remedy)."""
 
 
 def probe_torch() -> str:
@@ -216,7 +215,7 @@ def describe(error: BaseException) -> str:
 
 def main(names: list[str]) -> None:
     """Answer for the named probes, in order."""
-    # Libraries chat on standard output as they load: keep it for the answers alone.
+    # Libraries print to standard output when they load. Reserve it for the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for name in names:
