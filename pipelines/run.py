@@ -206,6 +206,7 @@ def _parser() -> argparse.ArgumentParser:
             name,
             help=summary,
             description=summary,
+            prog=program("pipelines.run", name),
             usage=f"{program('pipelines.run', name)} {usage}" if usage else None,
             add_help=False,
         )

@@ -42,6 +42,14 @@ def test_the_help_of_a_command_has_the_name_that_was_typed(name, capsys, monkeyp
     assert re.match(rf"usage: fullrank {name}\b", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("name", ["epochs", "nightly"])
+def test_an_error_of_a_pipeline_has_the_name_that_was_typed(name, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/fullrank", name])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert f"fullrank {name}: error: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("started", "module", "words", "name"),
     [
