@@ -27,7 +27,7 @@ def run(request: dict[str, Any]) -> int:
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.environ.update(request["environment"])
-    os.chdir(request["cwd"])
+    os.chdir(request.get("cwd", "."))
     try:
         function = getattr(importlib.import_module(request["module"]), request["function"])
         return int(function(*request["arguments"]) or 0)

@@ -112,9 +112,7 @@ def test_a_stage_that_was_killed_stays_running(night, tmp_path):
 
 
 @pytest.mark.parametrize(("date", "said"), [("new", "not ready"), ("soon", "wrong")])
-def test_dates_that_are_no_night_ring_too_and_leave_the_numbers_of_the_last_one(
-    date, said, night, tmp_path, capsys
-):
+def test_dates_that_are_no_night_ring_too(date, said, night, tmp_path, capsys):
     (tmp_path / "logs/dt=2026-01-03").mkdir(parents=True)
     assert night() == run.DONE
     (tmp_path / "nights" / DATE / "publication").mkdir(exist_ok=True)
@@ -123,4 +121,10 @@ def test_dates_that_are_no_night_ring_too_and_leave_the_numbers_of_the_last_one(
     assert night(date=date) in (run.NOT_READY, run.WRONG)
     (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("alert:")]
     assert line.startswith(f"alert: night {date} {said} in 0 s: --date")
-    assert text(tmp_path) == before
+    if date == "new":  # no day is ready: the file says so, and keeps no number of another night
+        assert re.findall(r"^fullrank_night_exit_code (.*)", text(tmp_path), re.MULTILINE) == [
+            f"{run.NOT_READY}"
+        ]
+        assert "fullrank_night_date_timestamp_seconds" not in text(tmp_path)
+    else:
+        assert text(tmp_path) == before
