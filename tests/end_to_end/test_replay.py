@@ -29,11 +29,11 @@ from tests.faults.harness import Zygote
 NIGHT, LATER = "nights/2026-01-03", "nights/2026-01-04"
 PLACES = {
     "the first day of a night, typed": r"rename data/\.\S+ data/dt=2026-01-01",
-    "a day without its manifest": r"open data/dt=2026-01-03/_manifest",
+    "a day without its manifest": r"open data/dt=2026-01-03/\.?_manifest",
     "days, taken in": rf"rename \S+ {NIGHT}/partitions",
     "a checkpoint of the candidate": rf"rename {NIGHT}/\S+incomplete \S+step-8",
     "the trained candidate": rf"rename {NIGHT}/\.candidate\.unfinished",
-    "its evaluation": rf"open {NIGHT}/\.evaluation\.unfinished/comparison",
+    "its evaluation": rf"open {NIGHT}/\.evaluation\.unfinished/\.?comparison",
     "its publication": r"rename models/\.2026-01-03\.partial",
     "the first pointer": r"rename \S+ serving\.json",
     "the metrics of a night": r"rename \S+ night\.prom",
