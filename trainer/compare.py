@@ -26,6 +26,7 @@ from collections.abc import Sequence
 
 from models.plugins import TOWER_HELP
 from trainer.runtime.atomic_files import json_ready
+from trainer.runtime.printable import printable
 from trainer.runtime.program import program
 from trainer.telemetry.summary_lines import compared_lines
 
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         notes = [note, *(choose_rows(one, options.data, days)[2] for one in own[1:] if days)]
         for path, one in zip(options.models, notes, strict=False):
             if one and runtime.is_first:
-                print(f"note: {path}: {one}", file=sys.stderr, flush=True)
+                print(printable(f"note: {path}: {one}"), file=sys.stderr, flush=True)
         rows = Rows(options.data, (days, share), own[0].loader)
         found = compare(paths, rows, runtime, options.slice_by, options.replicates)
         if runtime.is_first:

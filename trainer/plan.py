@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from trainer.config.names import check_command
 from trainer.runtime.atomic_files import read_json
+from trainer.runtime.printable import printable_lines
 from trainer.runtime.program import program
 
 if TYPE_CHECKING:  # imported where they are needed: --help and misspelt words are answered at once
@@ -150,7 +151,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "") -> int:
         )
         plan = plan_config(config, options.world_size, local, options.device)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable_lines(f"error: {error}"), file=sys.stderr)
         return 2
     if options.json:
         print(json.dumps(plan.to_dict()))

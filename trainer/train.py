@@ -19,6 +19,7 @@ from pathlib import Path
 
 # Nothing here imports torch before a recipe is needed, so that --help and --list answer at once.
 from trainer.config.names import check_command, describe_recipes
+from trainer.runtime.printable import printable, printable_lines
 from trainer.runtime.program import program
 
 USAGE = """\
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         base = load_recipe(recipe)
         config = apply_overrides(base, overrides)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable_lines(f"error: {error}"), file=sys.stderr)
         return 2
     try:
         from trainer.config.fit_to_log import choose_split, unsaid
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runtime = start(config.runtime)
         chosen, note = choose_split(config, unsaid(base.data, overrides), output)
         if note and runtime.is_first:
-            print(f"note: {note}", file=sys.stderr, flush=True)
+            print(f"note: {printable(note)}", file=sys.stderr, flush=True)
         trainer = Trainer(chosen, output, runtime)
         if runtime.is_first:
             note_changes(output, base, chosen)

@@ -29,6 +29,7 @@ from pipelines.orchestration.output_files import open_log
 from pipelines.orchestration.stage import StageError, Work
 from trainer.metrics.spec import described
 from trainer.runtime.atomic_files import read_json
+from trainer.runtime.credentials import without_credentials_in
 
 LOG = "log.txt"
 RUN = "run"  # the folder of a training, in that of its stage
@@ -131,7 +132,7 @@ class LaunchConfig:
         """
         attempt, pause, waited = 0, self.pause_seconds, 0.0
         while True:
-            say(f"$ {shlex.join(['python', *command[1:]])}")
+            say(f"$ {shlex.join(['python', *without_credentials_in(command[1:])])}")
             code, output, printed = _stream(command, log, say, answers)
             if code == 0:
                 return output

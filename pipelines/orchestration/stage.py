@@ -24,6 +24,7 @@ from pipelines.orchestration.fingerprints import files_below, of_path, of_values
 from pipelines.orchestration.lock import Lock
 from pipelines.orchestration.output_files import remove
 from trainer.runtime.atomic_files import read_json, write_json
+from trainer.runtime.credentials import without_credentials_in
 from trainer.runtime.dict_diff import differences
 
 MANIFEST = "manifest.json"
@@ -270,17 +271,13 @@ def _look(stage: Stage, folder: Path) -> Step:
 
 
 def _request(stage: Stage, folder: Path) -> dict[str, Any]:
-    """Return all that an artifact is made from."""
-    return json.loads(
-        json.dumps(
-            {
-                "inputs": {name: read(folder / name)["output"] for name in stage.inputs},
-                "sources": {str(path): of_path(path) for path in stage.sources},
-                "config": stage.config,
-            },
-            default=str,
-        )
-    )
+    """Return all that an artifact is made from, without passwords, since it is kept beside it."""
+    made_from = {
+        "inputs": {name: read(folder / name)["output"] for name in stage.inputs},
+        "sources": {str(path): of_path(path) for path in stage.sources},
+        "config": stage.config,
+    }
+    return without_credentials_in(json.loads(json.dumps(made_from, default=str)))
 
 
 def _open(stage: Stage, folder: Path, request: dict[str, Any], anew: bool) -> Path:

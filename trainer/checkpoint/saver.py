@@ -33,6 +33,7 @@ from trainer.checkpoint.schedule import CheckpointConfig
 from trainer.checkpoint.staging import Staging, local_bytes
 from trainer.checkpoint.storage import Folder
 from trainer.runtime.memory import available_bytes
+from trainer.runtime.printable import printable
 from trainer.runtime.runtime import RunError, Runtime
 
 # Largest share of the free memory that a copy of the state may take.
@@ -229,7 +230,7 @@ class Saver:
         if self._runtime.is_first:
             self._say(text, True)
         else:
-            print(f"[rank {self._runtime.rank}] {text}", file=sys.stderr, flush=True)
+            print(printable(f"[rank {self._runtime.rank}] {text}"), file=sys.stderr, flush=True)
 
     def _prune(self) -> None:
         """Remove surplus checkpoints; a failure is logged and does not end the run."""

@@ -35,6 +35,7 @@ from trainer.metrics.details import Details
 from trainer.metrics.metrics import Metrics, undefined
 from trainer.metrics.validity import ADVICE, all_doubts
 from trainer.runtime.memory import check_tables
+from trainer.runtime.printable import printable
 from trainer.runtime.runtime import Runtime
 
 
@@ -230,7 +231,7 @@ def evaluate_checkpoint(
     if not rows:
         days, rows, note = choose_rows(read_config(path)[0], data, days)
     if note and runtime.is_first:
-        print(f"note: {note}", file=sys.stderr, flush=True)
+        print(f"note: {printable(note)}", file=sys.stderr, flush=True)
     opened = open_checkpoint(path, data, (days, rows), runtime)
     detail = detail or Detail()
     labels = [label.name for label in opened.config.schema.labels]

@@ -11,22 +11,29 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^\s'\"<>]*)")
+# Up to the @ of a user, a URL may have signs that end it elsewhere, such as quotes around it.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)((?:[^\s/?#]*@)?[^\s'\"<>]*)")
+# A URL that was taken for a path, which has lost a slash.
+_FOLDED = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]+:/)[^\s/:@]*:[^\s/]*@")
+# A value that is a URL and nothing else, whose password may have a space.
+_USER_OF_VALUE = re.compile(r"^(\s*[A-Za-z][A-Za-z0-9+.-]*://)[^/?#]*@")
 _SECRET = re.compile(
-    r"(?i)([?&;#](?:[\w.-]*(?:token|secret|passw(?:or)?d|pwd|signature|credential|auth"
+    r"(?i)([?&;#](?:[\w.-]*(?:token|secret|pass(?:w(?:or)?d|phrase)?|pwd?|signature|credential|auth"
     r"|(?:api|access|account)[_-]?key)[\w.-]*|sig|key|user|username)=)[^&;#\s]*"
 )
 
 
 def without_credentials(text: str) -> str:
     """Return `text` in which no URL has a user or a password, or a secret in its query."""
-    return _URL.sub(_masked, text) if "://" in text else text
+    if ":/" not in text:
+        return text
+    return _FOLDED.sub(r"\1", _URL.sub(_masked, text))
 
 
 def without_credentials_in(values: Any) -> Any:
     """Return nested mappings and lists in which every text is `without_credentials`."""
     if isinstance(values, str):
-        return without_credentials(values)
+        return without_credentials(_USER_OF_VALUE.sub(r"\1", values))
     if isinstance(values, dict):
         return {key: without_credentials_in(value) for key, value in values.items()}
     if isinstance(values, list | tuple):

@@ -2,14 +2,18 @@
 """Text from outside (names of files, values in configurations) made safe for logs and terminals.
 
 A line break in a file's name would begin a line of its own in a log, and an escape code would move
-the cursor of a terminal. Both are shown as escapes instead: `\\n`, `\\x1b`.
+the cursor of a terminal. Both are shown as escapes instead: `\\n`, `\\x1b`. Passwords of URLs are
+left out.
 """
 
 from __future__ import annotations
 
+from trainer.runtime.credentials import without_credentials
+
 
 def printable(text: str) -> str:
     """Return `text` in one line, with every character that cannot be printed as its escape."""
+    text = without_credentials(text)
     if text.isprintable():
         return text
     return "".join(
@@ -22,4 +26,5 @@ def printable_lines(text: str) -> str:
 
     So that no line but the first can pass for the beginning of a message.
     """
+    text = without_credentials(text)
     return "\n    ".join(printable(line) for line in text.expandtabs(4).split("\n"))

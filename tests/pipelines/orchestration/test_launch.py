@@ -2,6 +2,7 @@
 """How a pipeline starts its trainings."""
 
 import argparse
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,13 @@ def test_options_become_settings() -> None:
     assert config == LaunchConfig(
         launcher="torchx", scheduler="slurm", size="8:1:65536", topology="2x1", retries=2
     )
+
+
+def test_a_command_is_shown_without_the_passwords_that_it_is_given(tmp_path) -> None:
+    shown: list[str] = []
+    urls = ["http://me:s3cret@gateway", "--checkpoint.folder=s3://me:s3cret@bucket"]
+    script = "import sys; print(len(sys.argv), ' '.join(sys.argv).count('s3c' + 'ret'))"
+    command = [sys.executable, "-c", script, *urls]
+    assert LaunchConfig().start(command, tmp_path / "log", shown.append) == "3 2\n"
+    assert shown[0].endswith("http://gateway --checkpoint.folder=s3://bucket")
+    assert "s3cret" not in "".join(shown)

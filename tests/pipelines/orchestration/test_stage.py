@@ -64,6 +64,19 @@ def test_a_stage_is_made_once_and_its_manifest_says_from_what(tmp_path):
     assert {"python", "torch", "pyarrow"} <= manifest["versions"].keys()
 
 
+def test_a_manifest_holds_no_password_and_another_one_makes_nothing_anew(tmp_path):
+    def of(password):
+        words = ("--export.push-url", f"http://me:{password}@gateway")
+        return Stage(make=numbers, config={"count": 1, "overrides": words})
+
+    with Lock(tmp_path) as lock:
+        assert stage.make(of("s3cret"), tmp_path, lock, print)[0]
+        assert not stage.make(of("new s3cret"), tmp_path, lock, print)[0]
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"]
+    assert kept
+    assert not any(b"s3cret" in path.read_bytes() for path in kept)
+
+
 def test_what_changed_is_made_anew_with_all_that_needs_it(tmp_path):
     source = tmp_path / "source.csv"
     source.write_text("a")

@@ -4,6 +4,7 @@
 import pytest
 
 from trainer.runtime.credentials import without_credentials, without_credentials_in
+from trainer.runtime.printable import printable, printable_lines
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,11 @@ from trainer.runtime.credentials import without_credentials, without_credentials
         ("https://h/x?a=1&X-Amz-Signature=s3cret", "https://h/x?a=1&X-Amz-Signature=***"),
         ("https://h?api_key=s3cret#top", "https://h?api_key=***#top"),
         ("https://h?Password=s3cret", "https://h?Password=***"),
+        ("https://h?pass=s3cret&db_pw=s3cret&x=1", "https://h?pass=***&db_pw=***&x=1"),
+        ("http://me:s3'cr\"<e>t@host/x", "http://host/x"),
+        ("'s3://a/b','http://me:s3'cret@c'", "'s3://a/b','http://c'"),
+        ("s3:/key:s3cret@bucket/x: not found", "s3:/bucket/x: not found"),
+        ("s3:/bucket/a:b@c", "s3:/bucket/a:b@c"),
         ("memory://x/checkpoints", "memory://x/checkpoints"),
         ("/a/folder@home", "/a/folder@home"),
         ("user@host:folder", "user@host:folder"),
@@ -36,9 +42,15 @@ def test_urls_lose_user_password_and_secret_parameters(text, shown):
 
 
 def test_nested_settings_lose_them_everywhere():
-    values = {"a": ["http://u:p@h", 3, None], "b": {"c": ("s3://k:s@b",)}, "d": True}
+    values = {"a": ["http://u:p q@h", 3, None], "b": {"c": ("s3://k:s@b",)}, "d": True}
     assert without_credentials_in(values) == {
         "a": ["http://h", 3, None],
         "b": {"c": ("s3://b",)},
         "d": True,
     }
+
+
+def test_what_is_made_printable_shows_no_password():
+    text = "error: s3://key:s3cret@bucket/x: expected a file\nor http://me:s3cret@host"
+    assert printable(text) == "error: s3://bucket/x: expected a file\\nor http://host"
+    assert printable_lines(text) == "error: s3://bucket/x: expected a file\n    or http://host"
