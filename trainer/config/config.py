@@ -40,13 +40,16 @@ from trainer.warm_start.policies import InheritConfig
 class DataConfig:
     """Where the log is and which days train and test.
 
-    path: a folder of dt=YYYY-MM-DD/ partitions, a folder of Parquet files, or one file.
-    train_days, test_days: inclusive ranges FIRST:LAST of partitions, or one day; empty: every day.
-    train_rows, test_rows: shares FROM:TO of the rows in file order (0:0.8), for a log without days;
-      empty: all.
-    test_path: another folder or file for the test rows; empty: the same as path.
-    schema: a YAML file that replaces the recipe's schema.
-    allow_overlap: whether test rows may be training rows too (to see a model memorise).
+    Attributes:
+        path: a folder of dt=YYYY-MM-DD/ partitions, a folder of Parquet files, or one file.
+        train_days: inclusive ranges FIRST:LAST of partitions, or one day; empty: every day.
+        test_days: inclusive ranges or one day, as for train_days.
+        train_rows: shares FROM:TO of the rows in file order (0:0.8), for a log without days; empty:
+            all.
+        test_rows: shares of the rows, as for train_rows.
+        test_path: another folder or file for the test rows; empty: the same as path.
+        schema: a YAML file that replaces the recipe's schema.
+        allow_overlap: whether test rows may be training rows too (to see a model memorise).
     """
 
     path: str = ""
@@ -70,10 +73,12 @@ class DataConfig:
 class TrainConfig:
     """Everything that decides what a run computes.
 
-    epochs: passes over the training days. max_steps: stop after so many steps, 0 for no limit.
-    stop_epoch: end after so many of the epochs, with learning rates as if the others followed (a
-      later run may inherit from there); 0 for all.
-    evaluate_epochs: evaluate after every epoch (True) or only at the end (False).
+    Attributes:
+        epochs: passes over the training days.
+        max_steps: stop after so many steps, 0 for no limit.
+        stop_epoch: end after so many of the epochs, with learning rates as if the others followed
+            (a later run may inherit from there); 0 for all.
+        evaluate_epochs: evaluate after every epoch (True) or only at the end (False).
     """
 
     recipe: Annotated[str, tyro.conf.Suppress]

@@ -66,14 +66,16 @@ def fit_recipe(config: TrainConfig, schema: Schema) -> TrainConfig:
 def choose_split(config: TrainConfig, recipe: DataConfig, output: Path) -> tuple[TrainConfig, str]:
     """Return `config` with the rows that train and test where nobody has chosen them, and a note.
 
-    The log's last day tests and the others train; without days the last fifth of the rows tests, in
-    file order. Days that the recipe names and the command line does not are of the recipe's own
-    log: they are given up with a schema of the user's, or if the log has none of them. A run that
-    has begun in `output` keeps what it chose then, as days may have come since.
+    The log's last day tests and the others train. Without days, the last fifth of the rows tests,
+    in
+    file order. Days from the recipe, not from the command line, belong to the recipe's own log.
+    They
+    are dropped with a schema of the user's, or if the log has none of them. A run that has begun in
+    `output` keeps its choice, as days may have been added since.
 
     Args:
-        config: of the run, as the command line has it.
-        recipe: the recipe's own data section, without what the command line says itself (`unsaid`).
+        config: of the run, with the command line's settings.
+        recipe: the recipe's data section, without the settings of the command line (`unsaid`).
         output: the run's folder.
 
     Raises:

@@ -43,8 +43,11 @@ _TABLE_ROWS = 4096
 class Watch:
     """The first rows of a tower's input and output, while it is open.
 
-    inputs: of the first batch: tokens (B, T, D) or a Stream. outputs: representations (B, D) of the
-    first batches, at most 4,096 rows. labels, weights: the (B, K) they belong to.
+    Attributes:
+        inputs: Of the first batch: tokens (B, T, D) or a Stream.
+        outputs: Representations (B, D) of the first batches, at most 4,096 rows.
+        labels: (B, K) of the same rows.
+        weights: (B, K) of the same rows.
     """
 
     def __init__(self, tower: nn.Module) -> None:
@@ -79,10 +82,16 @@ class Watch:
 
 @torch.no_grad()
 def diagnose_model(parallel: Parallel, watch: Watch, model: nn.Module) -> list[dict[str, Any]]:
-    """Measure what `watch` saw and the tables; rank 0 returns the records, others none. Collective.
+    """Measure the rows of `watch` and the tables. Collective.
 
-    model: has the tower and its objective as the first rank can run them alone (`plain_parts`).
-    Ranks and gradients are those of rank 0's first 256 rows, clusters of its first 4,096.
+    Rank 0 returns the records, the other ranks none. Ranks and gradients are those of rank 0's
+    first
+    256 rows, clusters of its first 4,096.
+
+    Args:
+        parallel: The model on all ranks.
+        watch: The rows to measure.
+        model: Has the tower and its objective as the first rank can run them alone (`plain_parts`).
     """
     tables = measure_tables(parallel)
     if not _is_first() or watch.inputs is None:

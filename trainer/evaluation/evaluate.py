@@ -104,7 +104,10 @@ def _predict(pipeline: Pipeline, batches: Iterator[Any]) -> Iterator[Any]:
 def choose_rows(config: TrainConfig, data: str, days: str) -> tuple[str, str, str]:
     """Return the days and the share of rows of `data` to evaluate, and a note on them, or none.
 
-    days: as asked for; empty: the run's own test rows where `data` has such, else all.
+    Args:
+        config: Of the run.
+        data: The log.
+        days: The requested days. Empty: the run's own test rows where `data` has such, else all.
     """
     own = config.data
     same = os.path.realpath(own.path) == os.path.realpath(data)
@@ -222,7 +225,13 @@ def evaluate_checkpoint(
 ) -> dict[str, Any]:
     """Return the metrics of a checkpoint's model on the rows of `data`. Collective.
 
-    days, rows: as asked for; both empty: as `choose_rows` chooses.
+    Args:
+        path: The checkpoint.
+        data: The log.
+        days: The requested days.
+        runtime: This process among the others.
+        rows: The requested share of rows. If days and rows are empty, `choose_rows` chooses.
+        detail: What to report beside the metrics.
 
     Raises:
         ValueError: as `open_checkpoint`.

@@ -48,8 +48,11 @@ _CONTEXT = (
 class SliceCodes:
     """Which slice each test row is in, in the rows' order: `of` with every batch. Collective.
 
-    names: of the slices, in order. Days come from the folders dt=YYYY-MM-DD, else from a column of
-    that name, else from the schema's time.
+    Days come from the folders dt=YYYY-MM-DD, else from a column of that name, else from the
+    schema's time.
+
+    Attributes:
+        names: Of the slices, in order.
     """
 
     def __init__(self, column: str, config: TrainConfig, files: Sequence[LogFile], at: Runtime):

@@ -41,10 +41,14 @@ _NOTES = "_manifest.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Slicing:
-    """How a column's values are slices.
+    """How a column's values map to slices.
 
-    names: of the slices, in order; the last one is of nulls. keys: ids in ascending order, and
-    `codes` their slices (others: the last but one); or edges: between bins of numbers.
+    Args:
+        column: The column's name.
+        names: Of the slices, in order; the last one is of nulls.
+        keys: Ids in ascending order. Other ids belong to the last slice but one.
+        codes: The slice of each id of `keys`.
+        edges: Between bins of numbers, in place of keys and codes.
     """
 
     column: str

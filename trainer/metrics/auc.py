@@ -38,6 +38,7 @@ BUFFER_ROWS = 2**19
 
 def rank_keys(scores: NDArray[np.float32]) -> Ints:
     """Return int64 keys (N,) that order as `scores` (N,) float32 do, ±0 being equal."""
+    # (N,) the sign and magnitude of the float as a signed integer; adding 0 turns -0 into +0.
     bits = (scores + np.float32(0)).view(np.int32).astype(np.int64)
     return np.where(bits < 0, -(2**31) - bits, bits)
 
@@ -46,6 +47,7 @@ def sorted_runs(keys: Ints) -> tuple[Ints, Ints, Ints]:
     """Return `keys` (N,) sorted, the order that does it, and where each run of equals starts."""
     # torch sorts with an index twice as fast as NumPy does.
     values, order = (part.numpy() for part in torch.sort(torch.from_numpy(keys)))
+    # (N,) whether a key differs from the one before it.
     changes = np.ones(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=changes[1:])
     return values, order, np.flatnonzero(changes)
@@ -54,8 +56,9 @@ def sorted_runs(keys: Ints) -> tuple[Ints, Ints, Ints]:
 class ScoreDistribution:
     """Weights of positives and negatives over ordered scores.
 
-    max_bins: bins kept between additions; 32 bytes each. buffer_rows: rows collected before they
-    are sorted.
+    Args:
+        max_bins: Bins kept between additions; 32 bytes each.
+        buffer_rows: Rows collected before they are sorted.
 
     Raises:
         ValueError: fewer than 64 bins.
@@ -101,6 +104,7 @@ class ScoreDistribution:
         w^2.
         """
         self._fold()
+        # (M,) each.
         below_P, above_N = _placements(self._positive, self._negative)
         variance = 0.0
         for placement, weight, rows in (
@@ -120,10 +124,13 @@ class ScoreDistribution:
         self._merge(other._low, other._high, other._positive, other._negative)
 
     def reduce_to_first(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
-        """Merge all ranks' distributions into group rank 0's.
+        """Merge all ranks' distributions into group rank 0's. Collective over `group`.
 
-        Pairwise, so that no rank holds more than two. Collective: every rank of `group` calls it.
-        device: where the backend can send from.
+        Ranks merge pairwise, so that no rank holds more than two distributions.
+
+        Args:
+            group: The ranks that hold scores.
+            device: Where the backend can send from.
         """
         self._fold()
         rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -158,10 +165,12 @@ class ScoreDistribution:
             np.concatenate(part) for part in zip(*self._pending, strict=True)
         )
         self._pending, self._num_pending = [], 0
+        # (N,) sorted rows, then (D,) distinct scores with the weights of each class.
         keys, order, starts = sorted_runs(rank_keys(scores))
         keys = keys[starts]
         positive = np.add.reduceat(positive[order], starts, dtype=np.float64)
         negative = np.add.reduceat(negative[order], starts, dtype=np.float64)
+        # (D,) the last bin that starts at or below a score, and whether the score lies within it.
         owner = np.searchsorted(self._low, keys, "right") - 1
         inside = owner >= 0
         inside[inside] = keys[inside] < self._high[owner[inside]]
@@ -185,6 +194,7 @@ class ScoreDistribution:
         crowded = np.zeros(len(owner), bool)
         if not inside.any():
             return crowded
+        # (M,) the weights that would be added to each bin, and its share of all mass with them.
         bins = len(self._low)
         more_positive = np.bincount(owner[inside], positive[inside], bins)
         more_negative = np.bincount(owner[inside], negative[inside], bins)
@@ -202,11 +212,14 @@ class ScoreDistribution:
             (self._low, self._high, self._positive, self._negative),
             (low, high, positive, negative),
         ]
+        # (E,) all edges; (3, E) positives, negatives and bins of the piece that starts at an edge.
         edges = np.unique(np.concatenate([self._low, self._high, low, high]))
         totals = np.zeros((3, len(edges)))
         for low, high, positive, negative in parts:
+            # (M,) the first piece of each bin and how many pieces it is cut into.
             first = np.searchsorted(edges, low)
             counts = np.searchsorted(edges, high) - first
+            # (pieces,) the bin of each piece, where the piece starts, its share of the bin.
             owner, place = _repeat(counts)
             slot = first[owner] + place
             share = (edges[slot + 1] - edges[slot]) / (high - low)[owner]
@@ -221,6 +234,7 @@ class ScoreDistribution:
         """Join light neighbours if there are too many bins."""
         if len(self._low) <= self.max_bins:
             return
+        # (M,) m of each bin, whether it stays alone, and the group it is joined into.
         mass = self._positive / (self._positive.sum() or 1.0)
         mass = (mass + self._negative / (self._negative.sum() or 1.0)) / 2
         alone = mass > self.tolerance / 2
@@ -239,6 +253,7 @@ def binary_auc(positive: Floats, negative: Floats) -> float:
     total = positive.sum() * negative.sum()
     if not total:
         return math.nan
+    # (M,) negatives below each score, its own counted half.
     below = np.cumsum(negative) - negative / 2
     return min(max(float(positive @ below / total), 0.0), 1.0)
 

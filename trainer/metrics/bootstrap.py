@@ -101,6 +101,7 @@ class Bootstrap:
             weights: (B, K); those of the first column count.
             groups: (B,) int64, the user.
         """
+        # (B, Q) scores; (B,) targets, weights and users.
         scores = predictions[:, self.columns].detach().to("cpu", torch.float32).numpy()
         targets, weight = (
             one[:, self.columns[0]].detach().to("cpu", torch.float32).numpy()
@@ -130,6 +131,7 @@ class Bootstrap:
         """
         if not self.edges:
             self._fix_edges()
+        # (2, M + 1, Q): sums of w AUC and of w over the users.
         grouped = np.zeros((2, self.replicates + 1, len(self.columns)))
         if self.metrics.has_users:
             self.users = [self.metrics.user_areas(column) for column in self.columns]
@@ -143,6 +145,7 @@ class Bootstrap:
         positive, negative = histogram[..., 0], histogram[..., 1]
         below = np.cumsum(negative, 2) - negative / 2
         with np.errstate(divide="ignore", invalid="ignore"):
+            # (Q, M + 1)
             area = (positive * below).sum(2) / (positive.sum(2) * negative.sum(2))
         found = functions.values(
             {
@@ -197,8 +200,10 @@ class Bootstrap:
         device, group = communication_device(self.metrics.process_group), self.metrics.process_group
         grid = np.linspace(0, 1, self._bins + 1)
         none = np.empty((0, len(self.columns)), np.float32)
+        # (rows, Q) of this rank's first batches.
         scores = np.concatenate([none, *(part[0] for part in self._first)])
         for model in range(len(self.columns)):
+            # (S + 1,) quantiles of this rank, then of all ranks' quantiles; NaN without rows.
             own = np.quantile(scores[:, model], grid) if len(scores) else np.full(len(grid), np.nan)
             found = torch.from_numpy(np.asarray(own, np.float64))
             if device is not None:
@@ -229,6 +234,7 @@ class Bootstrap:
             for model, edges in enumerate(self.edges):
                 narrow = scores[part, model]
                 score = narrow.astype(np.float64)
+                # (rows, T); (M + 1, rows) @ (rows, T) -> (M + 1, T).
                 terms = np.stack([term(score, label) for term in self._terms.values()], 1)
                 self._sums[..., model] += (draws @ (weight[:, None] * terms)).T
                 place = np.searchsorted(edges, narrow, side="right")
@@ -245,6 +251,7 @@ class Bootstrap:
         ordered = place[order]
         # Where each run of rows of the same bin starts.
         starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+        # (M + 1, rows) by bin; the sums over each run are (M + 1, runs).
         drawn = draws[:, order]
         for column, mass in enumerate((weight * label, weight * (1 - label))):
             self._histogram[model][:, ordered[starts], column] += np.add.reduceat(
@@ -262,11 +269,13 @@ class Bootstrap:
         for start in range(0, len(ids), _CHUNK_ROWS):
             part = slice(start, start + _CHUNK_ROWS)
             draws = self._draw(ids[part])
+            # (M + 1, U) @ (U, 2) -> (M + 1, 2).
             sums += (draws @ np.stack([weight[part] * area[part], weight[part]], 1)).T
         return sums
 
     def _draw(self, users: NDArray[np.int64]) -> Floats:
         """Return (M + 1, U) how often each user counts, 1 in the first replicate."""
+        # (M // 4 + 1, U) hashes of four draws each.
         hashes = mix64((users[None] ^ self._keys[:, None]).ravel()).reshape(len(self._keys), -1)
         draws = np.ones((self.replicates + 1, len(users)))
         for quarter in range(4):
@@ -296,6 +305,7 @@ def drift(first: Floats, second: Floats, num_bins: int = 10) -> float:
     total = second.sum()
     if not total or not first.sum():
         return float("nan")
+    # (S,) the wide bin of each fine bin, then (num_bins,) rows of each model.
     middle = (np.cumsum(second) - second / 2) / total
     place = np.minimum((middle * num_bins).astype(np.int64), num_bins - 1)
     joined = [np.bincount(place, one, num_bins) for one in (first, second)]

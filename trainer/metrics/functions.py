@@ -34,7 +34,9 @@ EPSILON = float(np.finfo(np.float32).eps)
 class Function(NamedTuple):
     """How a metric follows from sums.
 
-    value: from the sums to the value, NaN where it is not defined. terms: sums of its own.
+    Args:
+        value: Computes the value from the sums; NaN where it is not defined.
+        terms: The metric's own sums.
     """
 
     value: Callable[[Sums], Floats]

@@ -40,7 +40,9 @@ class UserAreas(NamedTuple):
 class GroupedRows:
     """Rows kept for GAUC: 8 + 12 K bytes each.
 
-    max_rows: rows a rank keeps before it halves the users.
+    Args:
+        num_labels: K.
+        max_rows: Rows a rank keeps before it halves the users.
 
     Raises:
         ValueError: max_rows is not positive.
@@ -82,6 +84,7 @@ class GroupedRows:
             group: The ranks that hold rows.
             device: Where the backend can communicate from, or None for one process.
         """
+        # (N,) and (N, 3, K), then (K, 5).
         codes, _, rows = self._owned(group, device)
         sums = torch.from_numpy(
             np.stack([_label_sums(codes, rows[:, :, k]) for k in range(self.num_labels)])
@@ -102,6 +105,7 @@ class GroupedRows:
         A row counts if it has weight for the label.
         """
         codes, ids, rows = self._owned(group, device)
+        # (users with rows of weight,) each.
         found, count, positive, negative, wins = _user_sums(codes, rows[:, :, k])
         with np.errstate(invalid="ignore"):
             auc = np.where((positive > 0) & (negative > 0), wins / (positive * negative), np.nan)
@@ -122,6 +126,7 @@ class GroupedRows:
         groups, rows = self._joined()
         if device is not None:
             groups, rows = _exchange(groups, rows, group, device)
+        # (N,) each group's number among the sorted distinct groups, in the order of the rows.
         codes = np.empty_like(groups)
         values, order, starts = sorted_runs(groups)
         codes[order] = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(groups))))
@@ -170,6 +175,7 @@ def _exchange(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Send every row to the rank that owns its group; return the rows this rank owns."""
     size = dist.get_world_size(group)
+    # (N,) the rank that owns each row; (ranks,) rows for each rank and from each rank.
     owner = (_hash(groups) % np.uint64(size)).astype(np.int64)
     order = np.argsort(owner, kind="stable")
     sent = torch.from_numpy(np.bincount(owner, minlength=size)).to(device)
@@ -188,7 +194,9 @@ def _exchange(
 def _label_sums(codes: NDArray[np.int64], rows: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return (5,): sum w AUC, sum w, sum AUC, count, largest w over the groups with both classes.
 
-    codes: (N,) group numbers below 2^31. rows: (N, 3).
+    Args:
+        codes: (N,) group numbers below 2^31.
+        rows: (N, 3) score, weight as a positive, weight as a negative.
     """
     _, _, positive, negative, wins = _user_sums(codes, rows)
     both = (positive > 0) & (negative > 0)
@@ -202,8 +210,11 @@ def _user_sums(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], *tuple[NDArray[np.float64], ...]]:
     """Return, per group that has rows: its number, rows, weights of both classes, weight of wins.
 
-    codes: (N,) group numbers below 2^31. rows: (N, 3).
+    Args:
+        codes: (N,) group numbers below 2^31.
+        rows: (N, 3) score, weight as a positive, weight as a negative.
     """
+    # (N,) rows with weight.
     present = (rows[:, 1] > 0) | (rows[:, 2] > 0)
     codes, rows = codes[present], rows[present]
     if not len(codes):
@@ -213,6 +224,7 @@ def _user_sums(
     keys, order, starts = sorted_runs(keys)
     # (runs,) weights of each class in a run; `wins`: weight of pairs in which the positive wins.
     positive, negative = np.add.reduceat(rows[order, 1:], starts, axis=0, dtype=np.float64).T
+    # (runs,) rows and group of a run; (groups,) the first run of each group.
     sizes = np.diff(np.append(starts, len(keys)))
     codes = keys[starts] >> 32
     group_starts = np.flatnonzero(np.append(True, codes[1:] != codes[:-1]))
@@ -221,6 +233,7 @@ def _user_sums(
     before = np.repeat(
         (below - negative)[group_starts], np.diff(np.append(group_starts, len(codes)))
     )
+    # (runs,) wins of a run, then (groups,) sums over the runs of each group.
     wins = positive * (below - negative / 2 - before)
     count, positive, negative, wins = (
         np.add.reduceat(part, group_starts) for part in (sizes, positive, negative, wins)

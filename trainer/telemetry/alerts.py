@@ -87,10 +87,14 @@ ADVICE = {
 class Alerts:
     """Watches the training curve.
 
-    after_steps: steps of warm-up without alerts (a loss that is not finite raises one at once).
-    intervals: points in a row that make a stuck AUC or a slow input.
-    Attributes: active (names true of the latest point), doubtful (names true of the latest
-    evaluation), first_steps (step by name).
+    Args:
+        after_steps: Warm-up steps without alerts. A loss that is not finite raises one at once.
+        intervals: Consecutive points that make a stuck AUC or a slow input.
+
+    Attributes:
+        active: Names of the alerts of the latest point.
+        doubtful: Names of the doubts about the latest evaluation.
+        first_steps: The step at which each name first occurred.
     """
 
     def __init__(self, after_steps: int, intervals: int) -> None:
@@ -202,7 +206,9 @@ def one_sided_predictions(record: Mapping[str, float]) -> dict[str, str]:
 def full_tables(table: str, counts: Mapping[str, int]) -> dict[str, str]:
     """Return alerts of a dynamic table that cannot hold its ids.
 
-    counts: of an interval on all ranks, by their names in `embeddings/dynamic/idmap.py`.
+    Args:
+        table: The table's name.
+        counts: Counts of an interval on all ranks, by their names in `embeddings/dynamic/idmap.py`.
     """
     found = {}
     failed, wanted = counts["failed"], counts["failed"] + counts["admitted"]

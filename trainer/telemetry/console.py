@@ -24,9 +24,10 @@ Mode = Literal["rich", "plain", "json", "quiet"]
 
 
 class Console:
-    """Shows where a run stands.
+    """Shows the progress of a run.
 
-    mode: `rich` is a progress bar where stderr is a terminal, else `plain`.
+    Args:
+        mode: `rich` is a progress bar where stderr is a terminal, else `plain`.
     """
 
     def __init__(self, mode: Mode) -> None:

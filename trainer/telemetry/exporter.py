@@ -40,19 +40,22 @@ _JOB = "fullrank"
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """What a run shows to Prometheus and TensorBoard.
+    """What a run exports to Prometheus and TensorBoard.
 
-    serve: whether each node has an HTTP exporter.
-    address: the IP address where it listens; 0.0.0.0 for all networks.
-    port: where it listens; 0 takes a free port. Several runs on one machine need 0 or a port each.
-    targets: a folder for files with the exporters' addresses, as Prometheus' file discovery reads
-      them; empty: the run's folder.
-    push_url: a push gateway, for jobs that end before they are scraped; empty: none.
-    push_seconds: seconds between two pushes; the end of the run is pushed, too.
-    push_keep: whether the gateway keeps the last push after the run.
-    tables_by_rank: the most tables of a run whose numbers are shown by rank, too; a run of more
-      tables would have too many series. 0: never by rank.
-    tensorboard: whether to write event files into DIR/tensorboard (needs the package tensorboard).
+    Attributes:
+        serve: Whether each node has an HTTP exporter.
+        address: The IP address where it listens; 0.0.0.0 for all networks.
+        port: Where it listens; 0 takes a free port. Several runs on one machine need 0 or a port
+            each.
+        targets: A folder for files with the exporters' addresses, as Prometheus' file discovery
+            reads them; empty: the run's folder.
+        push_url: A push gateway, for jobs that end before they are scraped; empty: none.
+        push_seconds: Seconds between two pushes. The end of the run is pushed, too.
+        push_keep: Whether the gateway keeps the last push after the run.
+        tables_by_rank: The most tables of a run whose metrics are exported by rank, too. A run of
+            more tables would have too many series. 0: never by rank.
+        tensorboard: Whether to write event files into DIR/tensorboard (needs the package
+            tensorboard).
     """
 
     serve: bool = True

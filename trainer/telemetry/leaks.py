@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Finds a feature that is the label, or tells it, in the first rows that train.
+"""Finds a feature that is the label, or reveals it, in the first rows that train.
 
 A column that separates the labels by itself with an AUC above 0.99 is hardly ever a feature: it is
 known after the label, or it is the label. Numbers are judged by their order. Ids are judged on rows
 that did not decide: the label means by id of the even rows score the odd ones, so that an id that
-occurs once tells nothing.
+occurs once reveals nothing.
 
 Shapes: B examples, N rows kept, C dense features, F sparse features.
 """

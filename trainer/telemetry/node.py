@@ -260,7 +260,9 @@ class Sender:
 def meet(runtime: Runtime, path: str) -> str:
     """Return the name of the socket of this node's first rank, '' if it has none. Collective.
 
-    path: this rank's own, '' for none.
+    Args:
+        runtime: This process among the others.
+        path: This rank's own socket, '' for none.
     """
     own = torch.zeros(_NAME_BYTES, dtype=torch.uint8)
     name = torch.frombuffer(bytearray(os.fsencode(path)), dtype=torch.uint8) if path else own[:0]

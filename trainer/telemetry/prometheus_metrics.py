@@ -31,9 +31,13 @@ Kind = Literal["counter", "gauge"]
 class Metric:
     """One metric.
 
-    name: without the prefix. scope: `run`, told by the node of rank 0 about all ranks; `node`, told
-    by each node, counters added over its ranks; `rank`, one series a rank, with the label `rank`.
-    labels: others than `run` and `rank`. help: one sentence with the unit.
+    Args:
+        name: Without the prefix.
+        kind: The Prometheus type.
+        scope: `run`: the node of rank 0 reports it for all ranks. `node`: each node reports it,
+            with counters added over its ranks. `rank`: one series a rank, with the label `rank`.
+        help: One sentence with the unit.
+        labels: Labels other than `run` and `rank`.
     """
 
     name: str

@@ -54,9 +54,12 @@ def evaluated_lines(name: str, found: Mapping[str, Any]) -> list[str]:
 
 
 def difference_line(first: str, second: str, differences: Mapping[str, Any]) -> str:
-    """Return the differences of two models with their intervals, and whether AUC tells them apart.
+    """Return the differences of two models with their intervals, and whether AUC separates them.
 
-    differences: as `trainer.metrics.paired.compare` returns them.
+    Args:
+        first: The first model's name.
+        second: The second model's name.
+        differences: The `differences` that `trainer.evaluation.comparison.Paired.finish` returns.
     """
     low, high = differences["auc"]["interval"]
     told = f"{first} has the higher AUC" if low > 0 else f"{second} has the higher AUC"
@@ -66,9 +69,11 @@ def difference_line(first: str, second: str, differences: Mapping[str, Any]) -> 
 
 
 def compared_lines(names: Sequence[str], found: Mapping[str, Any]) -> list[str]:
-    """Return what `trainer.compare` found: a line a model, their difference, and of each part.
+    """Return the result of `trainer.compare`: a line a model, their difference, and each part.
 
-    names: of the models. found: its answer.
+    Args:
+        names: The models' names.
+        found: The result of the comparison.
     """
     lines = []
     for name, model in zip(names, found["models"], strict=True):

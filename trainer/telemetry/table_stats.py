@@ -42,9 +42,12 @@ from trainer.telemetry.alerts import ADVICE, full_tables
 class TableStats:
     """Counts and statistics of one run's tables.
 
-    Attributes: counts, of the latest sampled step, by name; empty before the first. numbers, of the
-    latest evaluation, by table, on rank 0. own, the same of this rank alone, on each; what dynamic
-    tables count is of the latest interval in both. first_steps, of alerts, by name.
+    Attributes:
+        counts: Of the latest sampled step, by name; empty before the first.
+        numbers: Of the latest evaluation, by table, on rank 0. Counts of dynamic tables are of the
+            latest interval.
+        own: The same of this rank alone, on each rank.
+        first_steps: The first step of each alert, by name.
     """
 
     def __init__(self, parallel: Parallel, runtime: Runtime, interval_steps: int) -> None:
@@ -81,7 +84,8 @@ class TableStats:
     def step(self, step: int) -> Iterator[None]:
         """Run a training step; count it if it is one of the sample. Collective if so.
 
-        step: its number, from 1.
+        Args:
+            step: Its number, from 1.
         """
         # TorchRec builds its exchanges in a process's first step, so the second can be counted.
         due = self._steps > 0 and (not self.counts or step % self._interval == 1 % self._interval)
@@ -154,8 +158,8 @@ class TableStats:
     def out_of_range(self, *counted: Mapping[str, int]) -> dict[str, int]:
         """Return how many ids of each feature of policy `count` were replaced. Collective.
 
-        counted: what this rank's loaders have counted since they were built; with it goes what
-          `restore` was given.
+        The numbers add what this rank's loaders have counted since they were built (`counted`) to
+        what `restore` was given.
         """
         schema = self._layer.schema
         names = [feature.name for feature in schema.sparse if feature.out_of_range == "count"]

@@ -37,11 +37,14 @@ from trainer.telemetry.summary_lines import evaluation_line
 class TelemetryConfig:
     """How often and in what form a run reports.
 
-    interval_steps: steps between reports. mode: `rich`, a progress bar if stderr is a terminal,
-    else `plain`; `plain`, a line per interval; `json`, JSON lines alone: the curve's object per
-    interval, and what else is said as `message`; `quiet`, alerts only. window_examples: examples of
-    rank 0 behind the running AUC. alert_after_steps: warm-up in which no alert is raised.
-    alert_intervals: intervals in a row that make a stuck AUC.
+    Attributes:
+        interval_steps: Steps between reports.
+        mode: `rich`: a progress bar if stderr is a terminal, else `plain`. `plain`: a line per
+            interval. `json`: only JSON lines, the curve's object per interval and other lines as
+            `message`. `quiet`: only alerts.
+        window_examples: Examples of rank 0 in the running AUC.
+        alert_after_steps: Warm-up steps in which no alert is raised.
+        alert_intervals: Consecutive intervals that make a stuck AUC.
     """
 
     interval_steps: int = 50
@@ -66,11 +69,20 @@ class TelemetryConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What one finished step says of itself.
+    """What one finished step reports.
 
-    step: finished steps, from 1. rows: examples of this step on all ranks. loss: 0-d, this rank's
-    mean. predictions, labels, weights: (B, K) of this rank, or all None. skipped: steps skipped for
-    overflow so far. gradient_norm: of the step, before clipping. counts: more for the curve.
+    Attributes:
+        step: Finished steps, from 1.
+        rows: Examples of this step on all ranks.
+        loss: 0-d, this rank's mean.
+        predictions: (B, K) of this rank, or None with labels and weights.
+        labels: (B, K) of this rank, or None.
+        weights: (B, K) of this rank, or None.
+        learning_rate: Of the step.
+        loss_scale: Of the step.
+        skipped: Steps skipped for overflow so far.
+        gradient_norm: Of the step, before clipping.
+        counts: More values for the curve.
     """
 
     step: int
@@ -87,7 +99,7 @@ class StepReport:
 
 
 class Listener(Protocol):
-    """Who else wants to know what a run says: an exporter, a writer of event files."""
+    """A receiver of a run's reports, such as an exporter or a writer of event files."""
 
     def step(self, report: StepReport) -> None:
         """Take note of a finished step, on every rank, without reading from the device."""
@@ -105,11 +117,16 @@ class Listener(Protocol):
 
 
 class Telemetry:
-    """The voice of a run; a context manager that reports the last step when it closes.
+    """The reports of a run; a context manager that reports the last step when it closes.
 
-    output_dir: the run's folder. total_steps: None if unknown.
-    Attributes: timer (wrap the loader in `timer.watch`), alerts (name -> step of its first time),
-    listeners (told of everything, closed with the run).
+    Args:
+        output_dir: The run's folder.
+        total_steps: Steps of the run; None if unknown.
+
+    Attributes:
+        timer: Measures the wait for input; wrap the loader in `timer.watch`.
+        alerts: The first step of each alert, by name.
+        listeners: Receive every report, and are closed with the run.
     """
 
     def __init__(

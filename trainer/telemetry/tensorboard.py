@@ -31,7 +31,9 @@ def check_installed() -> None:
 class EventWriter:
     """Writes scalars into `folder`: train/NAME by interval, test/NAME by evaluation, ranks/PLACE.
 
-    step: at which the run goes on; what an earlier process wrote beyond it is hidden.
+    Args:
+        folder: The folder of the event files.
+        step: The step from which the run continues. Later events of an earlier process are hidden.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
