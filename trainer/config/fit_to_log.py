@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A recipe on another log than its own: what its settings say of columns and days it has not.
+"""Fits a recipe to another log: drops settings of columns and days that the log lacks.
 
 With a schema and a path alone a run should start. So what a recipe says of tables and fields that
 the schema lacks is dropped, a stream is made as long as the longest history, and where no days are

@@ -197,7 +197,7 @@ def open_checkpoint(
 
 @dataclass(frozen=True, kw_only=True)
 class Detail:
-    """What an evaluation says beside the metrics.
+    """What an evaluation reports beside the metrics.
 
     Args:
         deep: Whether to find intervals, reliability and users by activity, of every label.

@@ -2,7 +2,7 @@
 """The area under the ROC curve of a stream of scores, in bounded memory, mergeable over ranks.
 
 AUC = P(score of a positive > score of a negative) + P(equal) / 2. A histogram with bins fixed
-beforehand fails where click logs live: at 0.1 % CTR, or with all scores within 1e-4, most of the
+beforehand fails on click logs: at 0.1 % CTR, or with all scores within 1e-4, most of the
 mass falls into a few bins. Averaging the AUC of ranks or batches is not AUC at all.
 
 So the bins follow the data. A bin is a half-open interval of the score's rank-preserving float32

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Metrics that mean nothing, or that nobody should believe, named with the reason and a way out.
+"""Metrics that are undefined or implausible, each with the reason and a way out.
 
 `doubts` reads an evaluation's numbers alone: the console, the alerts, the report and the nights ask
 it of the same dictionary, and a page of old runs needs no torch.

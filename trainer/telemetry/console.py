@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What a person sees of a run, on stderr: a progress bar, a line an interval, JSON, or alerts.
+"""The console output of a run, on stderr: a progress bar, a line an interval, JSON, or alerts.
 
-Rank 0 speaks; in every mode an alert is printed.
+Only rank 0 prints. Every mode prints alerts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What a run says of itself while it trains: a curve file, alerts, and whoever listens.
+"""The reports of a training run: a curve file, alerts, and listeners.
 
-Rank 0 speaks, always on stderr. Every `interval_steps` steps, and once more at the last step, it
+Rank 0 reports, always on stderr. Every `interval_steps` steps, and once more at the last step, it
 appends one JSON object to DIR/curves.jsonl: step, rows, seconds, loss, auc, rows_per_second,
 input_wait, learning_rate, loss_scale, skipped, gradient_norm, nonfinite_steps, label_mean,
 prediction_*, alerts, and of a sampled step of all ranks (`trainer/telemetry/table_stats.py`)
