@@ -175,7 +175,7 @@ def test_help_of_a_section_describes_it_and_those_within_and_another_is_named(ca
     assert "test_days: inclusive ranges" in text and "--data.path ''" in text
     assert "Within it: parallel.sharding, parallel.zero" in text
     assert train.main(["dlrm.demo", "--help", "model"]) == 0
-    assert "model.tokenizer.projection: How fields" in capsys.readouterr().out
+    assert "model.tokenizer.projection: Projection of fields" in capsys.readouterr().out
     assert train.main(["dlrm.demo", "--help", "lader"]) == 2
     error = capsys.readouterr().err
     assert "--help lader: expected a section, one of run, data" in error
