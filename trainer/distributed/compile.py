@@ -33,7 +33,9 @@ _PARTS: dict[type[nn.Module], tuple[str, ...]] = {InteractionBlock: ("finish",)}
 def compile_tower(tower: nn.Module, ragged: bool) -> int:
     """Compile the blocks of `tower` when they first run; return how many there are.
 
-    ragged: whether shapes differ from batch to batch.
+    Args:
+        tower: a single-device tower, changed in place.
+        ragged: whether shapes differ from batch to batch.
     """
     import torch._dynamo
     import torch.fx.experimental._config

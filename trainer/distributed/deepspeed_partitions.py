@@ -20,12 +20,13 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Partitions:
-    """What an engine of stage 1, 2 or 3 holds of dense weights on this rank.
+    """The dense weights that an engine of stage 1, 2 or 3 holds on this rank.
 
     Args:
         holder: the engine's optimizer.
         optimizer: the AdamW inside it.
-        parameters, shapes: of the dense weights by name, shapes as they were before partitioning.
+        parameters: the dense weights by name.
+        shapes: their shapes before partitioning, by name.
     """
 
     def __init__(

@@ -37,11 +37,12 @@ from trainer.runtime.runtime import RunError, Runtime, prepare_deepspeed
 class ZeroConfig:
     """What DeepSpeed spreads over the ranks, and what it keeps in host memory.
 
-    stage: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too.
-    offload: `optimizer` keeps optimizer states in host memory (stages 1 to 3), `all` the weights
-      too (stage 3); `none` nothing.
-    whole_elements: weights of at most so many elements stay whole on every rank in stage 3, which
-      spares gathering them.
+    Attributes:
+        stage: 0 spreads nothing, 1 optimizer states, 2 gradients too, 3 weights too.
+        offload: `optimizer` keeps optimizer states in host memory (stages 1 to 3). `all` keeps the
+            weights there too (stage 3). `none` keeps nothing there.
+        whole_elements: weights of at most so many elements stay whole on every rank in stage 3,
+            which avoids gathering them.
     """
 
     stage: Literal[0, 1, 2, 3] = 2
@@ -75,7 +76,10 @@ class ZeroConfig:
     def settings(self, dtype: str, bucket_bytes: int, batch_size: int) -> dict[str, Any]:
         """Return the engine's own configuration.
 
-        dtype: of computation. bucket_bytes: of gradients reduced at once. batch_size: per rank.
+        Args:
+            dtype: number format of computation.
+            bucket_bytes: bytes of gradients reduced at once.
+            batch_size: examples per rank.
         """
         bucket = bucket_bytes // (4 if dtype == "fp32" else 2)
         partition: dict[str, Any] = {
@@ -192,7 +196,7 @@ class Zero:
         """Do nothing: the engine forgets gradients when it has stepped."""
 
     def unused(self) -> list[str]:
-        """Return no name: the engine has let the gradients go."""
+        """Return no name: the engine has already freed the gradients."""
         return []
 
     def weights(self) -> dict[str, Tensor]:

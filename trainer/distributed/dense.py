@@ -26,9 +26,11 @@ from trainer.distributed.optimizer import optimizer_tensors
 class Dense(Protocol):
     """Dense weights and their optimizer.
 
-    parameters: by name. optimizer: its groups' learning rates are those of the next step.
-    decides_on_host: whether `step` reads its decision, which waits for the device.
-    group: all ranks.
+    Attributes:
+        parameters: the weights by name.
+        optimizer: its groups' learning rates are those of the next step.
+        decides_on_host: whether `step` reads its decision, which waits for the device.
+        group: all ranks.
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -86,8 +88,10 @@ class Dense(Protocol):
 class Replicated:
     """Dense weights that every rank holds whole, their gradients averaged by DDP.
 
-    parameters: of which `optimizer`, a fused AdamW, takes those that need a gradient.
-    group: all ranks.
+    Args:
+        parameters: the dense weights by name.
+        optimizer: a fused AdamW over those that need a gradient.
+        group: all ranks.
     """
 
     decides_on_host = False

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Dense weights of which every rank holds a share: FSDP2 (`fully_shard`).
 
-The only file that names it. Each block of a tower is gathered when it runs and let go after, its
-gradients are summed and scattered as backward passes it, and the optimizer steps the shares. The
-tables stay where DistributedModelParallel put them.
+This is the only file that uses FSDP2. Each block of a tower is gathered before it runs and freed
+after. Its gradients are summed and scattered during backward, and the optimizer steps the shares.
+The tables stay where DistributedModelParallel put them.
 
 Shapes: R ranks.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The log's day for dynamic tables that let go of ids by days, the same on all ranks.
+"""The log's day for dynamic tables that evict ids by days, the same on all ranks.
 
-A rank's batch knows the day of its middle row; where a day ends, ranks may differ by one. The
-latest of all counts, so that a table does not depend on how many ranks share it. Logs without time,
-and tables without `ttl_days`, cost nothing here.
+A rank's batch has the day of its middle row. Where a day ends, ranks may differ by one. The latest
+day of all ranks counts, so that a table does not depend on how many ranks share it. Logs without
+time, and tables without `ttl_days`, cost nothing here.
 
 Shapes: R ranks.
 """

@@ -21,13 +21,16 @@ MAX_SCALE = 2.0**32
 class LossScale:
     """A scale that halves at an overflow and doubles after `growth_interval` good steps.
 
-    scale, num_skipped, consecutive_skips: 0-d float64 on `device`.
-
     Args:
         initial: the scale at the start.
-        dynamic: whether it moves at all.
+        dynamic: whether the scale changes at all.
         growth_interval: good steps until it doubles.
         device: where steps are decided.
+
+    Attributes:
+        scale: the scale of the next step, 0-d float64 on `device`.
+        num_skipped: steps skipped so far, 0-d float64 on `device`.
+        consecutive_skips: steps skipped in a row, 0-d float64 on `device`.
     """
 
     def __init__(
@@ -40,7 +43,11 @@ class LossScale:
         )
 
     def update(self, overflow: Tensor) -> None:
-        """Take note of a step, `overflow` a 0-d bool."""
+        """Count a step.
+
+        Args:
+            overflow: whether it overflowed, 0-d bool.
+        """
         good_steps = self._good_steps + 1
         grown, halved = self.scale, self.scale
         if self.dynamic:
@@ -126,7 +133,8 @@ class Step:
 class HostCopy:
     """A number on its way to the host: reading it waits for what was queued before it, not after.
 
-    value: 0-d, on any device.
+    Args:
+        value: 0-d, on any device.
     """
 
     def __init__(self, value: Tensor) -> None:
@@ -146,7 +154,8 @@ class HostCopy:
 class StopVote:
     """Whether the run is to end, as all ranks know it at the same step.
 
-    Attributes: wanted, whether this rank wants it; it is asked with the next step.
+    Attributes:
+        wanted: whether this rank wants it; the vote travels with the next step.
     """
 
     def __init__(self) -> None:
@@ -154,13 +163,18 @@ class StopVote:
         self._counts: list[HostCopy] = []
 
     def count(self, votes: Tensor) -> None:
-        """Take note of how many ranks wanted it in a step, 0-d."""
+        """Record the votes of a step.
+
+        Args:
+            votes: how many ranks wanted to stop, 0-d.
+        """
         self._counts = [*self._counts[-1:], HostCopy(votes)]
 
     def decided(self, latest: bool = False) -> bool:
         """Return whether any rank wanted it at the step before the last.
 
-        latest: ask for the last step too, which waits for the device.
+        Args:
+            latest: read the last step too, which waits for the device.
         """
         return any(count.read() for count in (self._counts if latest else self._counts[:-1]))
 

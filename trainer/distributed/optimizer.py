@@ -27,11 +27,13 @@ from embeddings.optimizer import DEFAULT_EPS
 class ScheduleConfig:
     """The factor on every learning rate, by step.
 
-    warmup_steps: steps of linear rise, the first at 1 / warmup_steps.
-    decay: after it `constant`, or falling to `final_factor` at the run's last step, by a line or
-      half a cosine.
-    final_factor: where decay ends; without effect on `constant`, where it must stay at its default.
-    scale_sparse: whether the tables' rate follows too.
+    Attributes:
+        warmup_steps: steps of linear rise, the first at 1 / warmup_steps.
+        decay: after the warm-up, `constant`, or falling to `final_factor` at the run's last step,
+            by a line or half a cosine.
+        final_factor: where decay ends; without effect on `constant`, where it must stay at its
+            default.
+        scale_sparse: whether the tables' rate follows too.
     """
 
     warmup_steps: int = 0
@@ -85,9 +87,10 @@ class ScheduleConfig:
 class DenseOptimizerConfig:
     """AdamW on the dense weights.
 
-    weight_decay: decoupled, on matrices only: vectors (biases, gains of norms) and scalars
-      (softening exponents) are left alone.
-    schedule: of the learning rate.
+    Attributes:
+        weight_decay: decoupled, on matrices only. Vectors (biases, gains of norms) and scalars
+            (softening exponents) do not decay.
+        schedule: of the learning rate.
     """
 
     learning_rate: float = 1e-3

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """A single-device model becomes a distributed one.
 
-Tables are sharded by a plan (DistributedModelParallel). Everything else is replicated (DDP, here),
-sharded (`sharded.py`) or left to an engine (`zero.py`), as the configuration says. Models know of
-none of it.
+Tables are sharded by a plan (DistributedModelParallel). The configuration decides whether all other
+weights are replicated (DDP, here), sharded (`fsdp.py`) or held by an engine (`deepspeed_zero.py`).
+Models contain no code for any of this.
 
 Shapes: B examples per rank, R ranks.
 """
@@ -44,16 +44,18 @@ from trainer.runtime.runtime import Runtime
 class ParallelConfig:
     """How a model is distributed.
 
-    sharding: what the planner may do with the tables.
-    dense: who holds the weights outside the tables: `ddp`, every rank all of them; `fsdp2`, a share
-      each, gathered block by block; `deepspeed`, as `zero` says. All train alike.
-    zero: of `deepspeed`; without effect on others, where it must stay at its defaults.
-    bucket_megabytes: dense gradients that are averaged over ranks in one collective; not of
-      `fsdp2`, which averages a block at a time.
-    find_unused_parameters: whether dense weights may go without a gradient in some steps; costs a
-      walk over the graph in every step; of `ddp` alone.
-    compile: whether the tower's blocks go through `torch.compile`
-    (`trainer/distributed/compile.py`).
+    Attributes:
+        sharding: what the planner may do with the tables.
+        dense: who holds the weights outside the tables. `ddp`: every rank holds all of them.
+            `fsdp2`: every rank holds a share, gathered block by block. `deepspeed`: as `zero` says.
+            All train alike.
+        zero: settings of `deepspeed`; without effect on others, where it must stay at its defaults.
+        bucket_megabytes: dense gradients averaged over ranks in one collective. Not used by
+            `fsdp2`, which averages a block at a time.
+        find_unused_parameters: whether dense weights may go without a gradient in some steps. Costs
+            a walk over the graph in every step; `ddp` only.
+        compile: whether the tower's blocks go through `torch.compile`
+            (`trainer/distributed/compile.py`).
     """
 
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
@@ -124,12 +126,16 @@ class ParallelConfig:
 class Parallel:
     """A distributed model.
 
-    module: call it like the model. model: the same without wrappers, its tables sharded.
-    dense_parameters: by name, equal on all ranks, not yet in any optimizer.
-    fused_optimizer: of the tables, for state dicts and learning rates; it updates in backward.
-    plan: where the tables are. config: how the model was distributed. exchange: how its vectors
-      travel. copies: the dense parts once more, without weights, where ranks do not hold all of
-      them (`fill_copy`).
+    Attributes:
+        module: call it like the model.
+        model: the same without wrappers, its tables sharded.
+        dense_parameters: by name, equal on all ranks, not yet in any optimizer.
+        fused_optimizer: of the tables, for state dicts and learning rates; it updates in backward.
+        plan: where the tables are.
+        config: how the model was distributed.
+        exchange: how its vectors travel.
+        copies: the dense parts once more, without weights, where ranks do not hold all of them
+            (`fill_copy`).
     """
 
     module: DistributedModelParallel
@@ -235,7 +241,12 @@ def build_dense(
 ) -> Dense:
     """Return the dense weights of `parallel` with their optimizer, ready for steps. Collective.
 
-    optimizer: of `parallel.dense_parameters`, fresh. dtype: of computation. batch_size: B.
+    Args:
+        parallel: the distributed model.
+        optimizer: of `parallel.dense_parameters`, fresh.
+        runtime: the ranks.
+        dtype: number format of computation.
+        batch_size: B.
 
     Raises:
         ValueError: an engine that cannot compute in `dtype` here.

@@ -58,12 +58,15 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class PrecisionConfig:
     """Number format of computation (weights and tables stay fp32), loss scale and clipping.
 
-    initial_scale: loss scale of fp16 at the start; growth_interval: good steps until it doubles.
-      Without effect on fp32 and bf16, where they must stay at their defaults.
-    max_norm: largest global gradient norm, 0 for no clipping.
-    clip: the norm is that of the `dense` gradient, or of `all`, embeddings at the model's input
-      included.
-    max_consecutive_skips: the run fails after so many steps in a row without a finite gradient.
+    Attributes:
+        dtype: number format of computation.
+        initial_scale: loss scale of fp16 at the start. Must stay at its default for fp32 and bf16.
+        growth_interval: good steps until the scale doubles. Must stay at its default for fp32 and
+            bf16.
+        max_norm: largest global gradient norm, 0 for no clipping.
+        clip: the norm is that of the `dense` gradient, or of `all`, which includes the embeddings
+            at the model's input.
+        max_consecutive_skips: the run fails after so many steps in a row without a finite gradient.
     """
 
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -107,11 +110,14 @@ class PrecisionConfig:
         zero_is_no_update: bool = True,
         exchange: Exchange | None = None,
     ) -> Precision:
-        """Return the Precision of `model`, unwrapped, whose tokenizer's input becomes the cut.
+        """Return the Precision of `model`, whose tokenizer's input becomes the cut.
 
-        dense: the weights outside the tables. zero_is_no_update: whether a gradient of zeros leaves
-        a table and its optimizer as they are (`SparseOptimizerConfig.zero_is_no_update`). exchange:
-        how gradients travel to the tables.
+        Args:
+            model: unwrapped.
+            dense: the weights outside the tables.
+            zero_is_no_update: whether a gradient of zeros leaves a table and its optimizer as they
+                are (`SparseOptimizerConfig.zero_is_no_update`).
+            exchange: how gradients travel to the tables.
         """
         return Precision(self, model, dense, zero_is_no_update, exchange or Exchange())
 
@@ -143,7 +149,7 @@ class Precision:
         self._leaves: list[Tensor] = []
         self._local = torch.zeros(2, dtype=torch.float64, device=self._device)
         tokenizer = model.get_submodule("tokenizer")
-        # First, so that what an engine does around a module happens on the dense side of the cut.
+        # The hook runs first, so that an engine's own hooks act on the dense side of the cut.
         self._hook = tokenizer.register_forward_pre_hook(self._cut, with_kwargs=True, prepend=True)
 
     @property
@@ -168,8 +174,9 @@ class Precision:
     def backward(self, loss: Tensor, weight_sum: Tensor) -> None:
         """Run phase 1.
 
-        loss: 0-d, mean over this rank's weight. weight_sum: 0-d, that weight; 0 for a rank whose
-        batch is all padding.
+        Args:
+            loss: 0-d, mean over this rank's weight.
+            weight_sum: 0-d, that weight; 0 for a rank whose batch is all padding.
         """
         weight = weight_sum.detach().double()
         if not self._knows_weight:
@@ -177,7 +184,7 @@ class Precision:
             dist.all_reduce(total, group=self._group)
             self._usual_weight = power_of_two(total / self._group.size())
             self._knows_weight = True
-        self._local = torch.stack((weight, loss.detach().double() * weight))
+        self._local = torch.stack((weight, loss.detach().double() * weight))  # [2] float64
         factor = (weight * (self.scaling.scale / self._usual_weight)).to(loss.dtype)
         self.dense.backward(loss * factor)
 
@@ -190,14 +197,14 @@ class Precision:
         self._check_skips()
         # A leaf that the model did not use still takes part, because its backward is a collective.
         cut = [torch.zeros_like(x) if x.grad is None else x.grad for x in self._leaves]
-        # Finite if every element is (and their norm, in fp32).
+        # 0-d float64 each. Finite if every element is (and their norm, in fp32).
         dense_square, cut_square = self.dense.square(), get_total_norm(cut).double() ** 2
         bad = ~torch.isfinite(dense_square + cut_square)
         squares = (torch.where(bad, 0.0, part) for part in (cut_square, dense_square))
         stop = torch.full_like(cut_square, float(self.stop.wanted))
-        shared = torch.stack((*self._local, *squares, bad.double(), stop))
+        shared = torch.stack((*self._local, *squares, bad.double(), stop))  # [6] float64
         dist.all_reduce(shared, group=self._group)
-        weight, weighted_loss, cut_total, dense_total, num_bad, num_stop = shared.unbind()
+        weight, weighted_loss, cut_total, dense_total, num_bad, num_stop = shared.unbind()  # 0-d
         overflow, empty = num_bad > 0, weight == 0
         skip, used_scale, ranks = overflow | empty, self.scaling.scale, self._group.size()
         unscale = ranks * self._usual_weight / (weight * used_scale)
@@ -253,7 +260,7 @@ class Precision:
     def _check_skips(self) -> None:
         """Fail if the steps up to the one before were skipped too often in a row.
 
-        By now that number has long arrived: the device is at work on the step after it.
+        Reading that number does not stall: the device already works on the step after it.
         """
         skips = 0 if self._consecutive is None else int(self._consecutive.read())
         if skips >= self.config.max_consecutive_skips:

@@ -43,9 +43,15 @@ _OWN = ("input_wait", "host_to_device", "dense_forward")
 class Phases:
     """Times the parts of sampled steps.
 
-    embeddings: the layer whose forward is the lookup. device: where the step computes.
-    Attributes: seconds, by part, of all samples read so far; samples, how many; own_seconds, of the
-    latest sample, what this rank took where it waits for no other (0 before the first).
+    Args:
+        embeddings: the layer whose forward is the lookup.
+        device: where the step computes.
+
+    Attributes:
+        seconds: by part, of all samples read so far.
+        samples: how many samples were read.
+        own_seconds: of the latest sample, the time this rank spent without waiting for others; 0
+            before the first.
     """
 
     def __init__(self, embeddings: nn.Module, device: torch.device) -> None:
@@ -65,7 +71,9 @@ class Phases:
     def step(self, step: int, interval: int) -> Iterator[None]:
         """Run a training step; time it if it is the one in the middle of an interval.
 
-        step: its number, from 1. interval: in steps. (The first of an interval counts lookups.)
+        Args:
+            step: its number, from 1.
+            interval: in steps. The first step of an interval counts lookups.
         """
         if step % interval != (interval // 2 + 1) % interval:
             yield

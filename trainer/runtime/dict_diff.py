@@ -12,7 +12,10 @@ _SHOWN = 60
 class Difference(NamedTuple):
     """A setting that differs.
 
-    path: its keys, joined by dots. old, new: its values, None where one side lacks it.
+    Attributes:
+        path: its keys, joined by dots.
+        old: its value before, None where it is absent.
+        new: its value now, None where it is absent.
     """
 
     path: str

@@ -23,10 +23,12 @@ from trainer.runtime.signals import Stopped
 def exit_code(work: Callable[[], None], resumes: bool = False) -> int:
     """Do `work`; return 0, 2 where configuration or data are wrong, 1 for any other failure.
 
-    130 where it was interrupted (Ctrl-C), 143 where it was asked to end (SIGTERM). Failures go to
-    stderr, with the rank if there are several.
+    The code is 130 after an interruption (Ctrl-C) and 143 after a request to end (SIGTERM).
+    Failures go to stderr, with the rank if there are several.
 
-    resumes: whether the same command goes on from what it has saved.
+    Args:
+        work: what to run.
+        resumes: whether the same command continues from what it has saved.
     """
     try:
         work()

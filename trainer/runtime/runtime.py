@@ -41,11 +41,12 @@ class RunError(RuntimeError):
 class Runtime:
     """One process among `world_size`.
 
-    rank: 0 to world_size - 1.
-    local_rank: number of the process on its machine, 0 to local_world_size - 1.
-    device: where this process computes.
-    seed: of model initialisation, the same on all ranks.
-    restarts: how many times the launcher has started the ranks again after a failure.
+    Attributes:
+        rank: 0 to world_size - 1.
+        local_rank: number of the process on its machine, 0 to local_world_size - 1.
+        device: where this process computes.
+        seed: of model initialisation, the same on all ranks.
+        restarts: how many times the launcher has started the ranks again after a failure.
     """
 
     rank: int
@@ -83,15 +84,16 @@ class Runtime:
 class RuntimeConfig:
     """How processes start.
 
-    device: `auto` takes CUDA if there is any.
-    seed: of everything random; data order has its own.
-    timeout_seconds: how long a collective waits for the other ranks before the run fails.
-    hang_seconds: a run that makes no step for so long prints the stacks of all ranks and ends with
-      exit code 1; 0: it may stand still.
-    num_threads: of computation per process; 0 keeps OMP_NUM_THREADS, and without it takes one.
-      To use more cores, start more processes: the operations of a ranking model are short, threads
-      meet after each of them, and while one is not scheduled the others spin. More than one thread
-      wants OMP_WAIT_POLICY=passive in the environment of the launch.
+    Attributes:
+        device: `auto` takes CUDA if there is any.
+        seed: of everything random; data order has its own.
+        timeout_seconds: how long a collective waits for the other ranks before the run fails.
+        hang_seconds: a run that makes no step for so long prints the stacks of all ranks and ends
+            with exit code 1. 0 sets no limit.
+        num_threads: of computation per process. 0 keeps OMP_NUM_THREADS, and without it takes one.
+            To use more cores, start more processes: the operations of a ranking model are short,
+            and threads synchronize after each of them. With more than one thread, set
+            OMP_WAIT_POLICY=passive in the environment of the launch.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -262,10 +264,12 @@ def _join(rank: int, world_size: int, device: torch.device, timeout_seconds: flo
 def fresh_part(store: Any, rank: int, world_size: int, timeout_seconds: float) -> Any:
     """Return a part of a launcher's store that only this start of the ranks uses.
 
-    torchrun keeps one store over all restarts: whoever comes first would read in it where the
-    others listened before they died. Its count of restarts may differ between nodes. So rank 0
-    thinks of a name and tells it to each rank under a word that this rank has just thought of;
-    what an earlier start has left there is answered too, and read by nobody.
+    torchrun keeps one store over all restarts, so a rank could read what an earlier start has left.
+    Its
+    count of restarts may differ between nodes. So rank 0 chooses a new name and sends it to each
+    rank
+    under a key that this rank has just chosen. Keys of an earlier start are answered too, and not
+    read.
 
     Raises:
         RuntimeError: a rank did not come in time.

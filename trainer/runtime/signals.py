@@ -22,9 +22,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(BaseException):
-    """The run was asked to end, and has been saved.
+    """The run was asked to end, and has been saved. The text says what was saved.
 
-    number: of the signal; SIGTERM on a rank that had none itself. The text says what was saved.
+    Attributes:
+        number: of the signal; SIGTERM on a rank that had none itself.
     """
 
     def __init__(self, number: int, text: str) -> None:
@@ -33,10 +34,13 @@ class Stopped(BaseException):
 
 
 class StopSignals:
-    """Takes note of the first SIGINT or SIGTERM.
+    """Records the first SIGINT or SIGTERM.
 
-    speaks: whether this process says so.
-    Attributes: received, its number, 0 if there was none.
+    Args:
+        speaks: whether this process reports it.
+
+    Attributes:
+        received: the signal's number, 0 if there was none.
     """
 
     def __init__(self, speaks: bool) -> None:

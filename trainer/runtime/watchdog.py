@@ -31,9 +31,11 @@ _LOOK_SECONDS = 1.0
 
 
 class Watchdog:
-    """Ends this process if `beat` is not called for `seconds`; a context manager. 0: never.
+    """Ends this process if `beat` is not called for `seconds`; a context manager.
 
-    rank: of this process, for the message.
+    Args:
+        seconds: the limit; 0 sets none.
+        rank: of this process, for the message.
     """
 
     def __init__(self, seconds: float, rank: int) -> None:

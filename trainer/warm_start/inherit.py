@@ -43,10 +43,12 @@ _OF_TABLES = ("embeddings", "embedding_optimizer", "id_maps")
 
 @dataclass(frozen=True, kw_only=True)
 class Inherited:
-    """What a run has begun with, for its log, its folder and its checkpoints.
+    """What a run begins with, for its log, its folder and its checkpoints.
 
-    sources: of each group, the checkpoint's path or `fresh`. matches: of every tensor, by group.
-    left: tensors of the sources that nothing has taken.
+    Attributes:
+        sources: of each group, the checkpoint's path or `fresh`.
+        matches: of every tensor, by group.
+        left: tensors of the sources that are not used.
     """
 
     sources: dict[str, str]
@@ -113,11 +115,14 @@ def check_sources(config: InheritConfig, values: Mapping[str, Any]) -> None:
 def inherit(config: InheritConfig, values: Mapping[str, Any], state: TrainState) -> Inherited:
     """Fill a new run's state from its sources. Collective.
 
-    values: the run's whole configuration as plain data.
+    Args:
+        config: what the run begins with.
+        values: the run's whole configuration as plain data.
+        state: the new run's state, filled in place.
 
     Raises:
         ValueError: a source is no complete checkpoint or is damaged; or something would mean
-          something else than before and `config.incompatible` is `refuse`.
+            something else than before and `config.incompatible` is `refuse`.
     """
     paths = config.paths()
     tensors = state.tensors()

@@ -40,10 +40,12 @@ INHERITED, RESIZED, FRESH = "inherited", "resized", "fresh"
 class Match:
     """What becomes of one tensor of the run.
 
-    status: `inherited`, `resized` or `fresh`. detail: why, or how; empty for nothing to say.
-    regions: of this rank, what is read from where.
-    problem: why it cannot be kept although the checkpoint has something of its name.
-    source: of a dynamic table that was of another size, what to move from; empty otherwise.
+    Attributes:
+        status: `inherited`, `resized` or `fresh`.
+        detail: why, or how; may be empty.
+        regions: what this rank reads, and from where.
+        problem: why it cannot be kept although the checkpoint has something of its name.
+        source: the saved tensor to move from if a dynamic table had another size; empty otherwise.
     """
 
     name: str
@@ -59,8 +61,12 @@ def match_table(
 ) -> Match:
     """Return what becomes of a table's weight or optimizer state.
 
-    name: of the run's tensor. saved: the one tensor of the checkpoint that corresponds, with its
-    shape; empty if none does. rule: of the table.
+    Args:
+        name: of the run's tensor.
+        tensor: the run's tensor.
+        saved: the one tensor of the checkpoint that corresponds, with its shape; empty if none
+            does.
+        rule: of the table.
     """
     if not saved:
         return Match(name=name, status=FRESH, detail=rule.absent or "not in the checkpoint")
@@ -112,7 +118,9 @@ def match_dense(
 class TableRule:
     """How a table's rows before and now correspond.
 
-    problem: why they do not. absent: why the table is fresh although nothing is wrong.
+    Attributes:
+        problem: why they do not.
+        absent: why the table is fresh although nothing is wrong.
     """
 
     old_rows: int = 0
@@ -148,9 +156,14 @@ def table_rules(old: Schema, new: Schema) -> dict[str, TableRule]:
 def layout_problem(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Say why dense weights would meet other features than they were trained on; empty if not.
 
-    old, new: configurations as plain data. Where a feature came or went, the number of tokens and
-    with it the shapes of what depends on them have changed, and those weights are fresh. Where
-    features were exchanged, or tokens are slices through all of them, shapes do not tell.
+    Where a feature was added or removed, the number of tokens changes, and with it the shapes of
+    what
+    depends on them. Those weights are fresh. Where features were exchanged, or tokens are slices
+    through all of them, shapes do not show the change.
+
+    Args:
+        old: the configuration before, as plain data.
+        new: the configuration now, as plain data.
     """
     before, now = _layout(old["schema"]), _layout(new["schema"])
     sliced = new["model"]["tokenizer"]["num_tokens"] != 0

@@ -26,7 +26,10 @@ from trainer.checkpoint.dcp_files import TensorsOnly
 class Region:
     """The block of the saved tensor `source` that begins at `offsets` and has `view`'s shape.
 
-    view: where it goes; a view of a tensor of this rank.
+    Attributes:
+        source: name of the saved tensor.
+        offsets: where the block begins.
+        view: where it goes, a view of a tensor of this rank.
     """
 
     source: str

@@ -58,13 +58,15 @@ POLICIES: dict[str, dict[str, str]] = {
 class InheritConfig:
     """What a run begins with.
 
-    path: a checkpoint, or the folder of a run (its newest): the source `previous`. Empty: nothing.
-    warmup: the same of the warm-up: the source `warmup`.
-    policy: which group comes from where.
-    sources: pairs GROUP SOURCE that differ from the policy; a source is previous, warmup, fresh or
-      a path.
-    incompatible: what becomes of tables and weights that would mean something else than before
-      (a hashed table of another size, features exchanged): an error, or a fresh start.
+    Attributes:
+        path: a checkpoint, or the folder of a run (its newest): the source `previous`. Empty:
+            nothing.
+        warmup: the same of the warm-up: the source `warmup`.
+        policy: which group comes from where.
+        sources: pairs GROUP SOURCE that differ from the policy. A source is previous, warmup, fresh
+            or a path.
+        incompatible: what becomes of tables and weights that would mean something else than before
+            (a hashed table of another size, features exchanged): an error, or a fresh start.
     """
 
     path: str = ""
@@ -128,7 +130,8 @@ class InheritConfig:
 def resolve(place: str | Path) -> Folder:
     """Return the newest complete checkpoint of a run's folder, or the checkpoint that `place` is.
 
-    place: a folder, or the URL of one; a run's folder leads to where its checkpoints are.
+    Args:
+        place: a folder, or the URL of one. A run's folder leads to where its checkpoints are.
 
     Raises:
         ValueError: there is none.
