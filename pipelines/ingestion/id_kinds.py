@@ -19,6 +19,7 @@ from pipelines.ingestion.partition import read_manifests
 from pipelines.ingestion.rules import Rule
 from pipelines.ingestion.source import Source
 from pipelines.ingestion.text_lists import split_text
+from trainer.data.columns import is_list
 from trainer.data.discovery import printable
 from trainer.data.hashing import is_text
 
@@ -129,8 +130,10 @@ def _sample(
             continue
         for column in names:
             text: pa.Array = rows.records.column(column).slice(0, _SAMPLED_ROWS)
-            if rules[column].is_list:
+            if rules[column].is_list and is_text(text.type) and separator:
                 text = split_text(text, separator)[0].flatten()
+            elif is_list(text.type):
+                text = text.flatten()
             seen[column].add(looks_like(text))
     return {column: _join(looks - {""}, rules[column]) for column, looks in seen.items()}
 

@@ -29,6 +29,7 @@ from pipelines.ingestion.rules import Rule, rules
 from pipelines.ingestion.source import RawRows, Source, SourceConfig, first_line
 from pipelines.ingestion.sources import list_sources
 from pipelines.ingestion.text_lists import split_text
+from trainer.data.columns import is_list
 from trainer.data.discovery import day_of, printable
 from trainer.data.hashing import is_text
 
@@ -221,16 +222,27 @@ class Ingestion:
 
     def _check_source(self, source: Source) -> None:
         check_columns(source, [*self.rules, *self.config.keep])
-        lists = [name for name, rule in self.rules.items() if rule.is_list]
-        if source.is_text and lists and not self.config.list_separator:
-            raise ValueError(
-                f"{printable(source.path)}: columns {lists} are lists; say --list-separator"
-            )
+        types = {name: source.schema.field(name).type for name in self.rules}
+        lists = [name for name, rule in self.rules.items() if rule.is_list and is_text(types[name])]
+        if source.is_text and lists:
+            self._check_separator(source, lists)
+        for name, rule in self.rules.items():
+            if is_list(types[name]) and not rule.is_list and source.is_text:
+                raise ValueError(
+                    f"{printable(source.path)}: column {name!r}: expected a single value a row, "
+                    "got lists; make its feature one of lists, or write another column"
+                )
         by_folder = self.config.by_folder or not self.schema.timestamp
         if by_folder and not self.config.day and not day_of(source.path):
             raise ValueError(
                 f"{printable(source.path)}: its day is unknown: the schema has no timestamp and "
                 "the path no dt=YYYY-MM-DD folder; say --day"
+            )
+
+    def _check_separator(self, source: Source, lists: list[str]) -> None:
+        if not self.config.list_separator:
+            raise ValueError(
+                f"{printable(source.path)}: columns {lists} are lists; say --list-separator"
             )
 
     def _append(
@@ -243,6 +255,7 @@ class Ingestion:
         for name, rule in self.rules.items():
             column = rows.records.column(name)
             if rule.is_list and is_text(column.type):
+                self._check_separator(source, [name])
                 column, broken = split_text(column, self.config.list_separator)
                 problems.append((name, broken, "a list that cannot be read"))
             try:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pipelines.ingestion.formats import open_source
 from pipelines.ingestion.formats.streams import compression_of
 from pipelines.ingestion.parsing import looks_like, parse_integers
-from pipelines.ingestion.source import SourceConfig
+from pipelines.ingestion.source import SourceConfig, first_line
 from pipelines.ingestion.sources import list_sources
 from pipelines.ingestion.text_lists import BRACKETED, split_text
 from trainer.data.columns import is_list, kind_of, read_lists
@@ -219,10 +219,12 @@ def _family(type_: pa.DataType) -> str:
 def _read_text(paths: list[str], config: SourceConfig, rows: int) -> Sample:
     """Read the beginnings of some text files; what looks like numbers or lists becomes them."""
     chosen = [paths[i] for i in _spread(len(paths), _TEXT_FILES)]
-    batches, taken, total, compressed = [], 0, 0.0, False
+    batches, taken, total, compressed, unread = [], 0, 0.0, False, {}
     for path in chosen:
         source, got, size = open_source(path, config), 0, 0
-        for part in source.rows(source.schema.names):
+        nested = [field.name for field in source.schema if pa.types.is_struct(field.type)]
+        unread |= dict.fromkeys(nested, "it holds objects, or lists in lists")
+        for part in source.rows([name for name in source.schema.names if name not in nested]):
             records = part.records.slice(0, -(-rows // len(chosen)) - got)
             batches.append(records)
             got, size = got + len(records), size + records.nbytes
@@ -246,22 +248,26 @@ def _read_text(paths: list[str], config: SourceConfig, rows: int) -> Sample:
                 f"{printable(chosen[0])}: expected columns, got one with the name {only[:80]!r}; "
                 f"say --delimiter '{said}'"
             )
-    table = pa.Table.from_batches([b.select(batches[0].schema.names) for b in batches])
+    tables = [pa.Table.from_batches([b.select(batches[0].schema.names)]) for b in batches]
+    try:  # a column of JSON has no type where all is null
+        table = pa.concat_tables(tables, promote_options="default")
+    except pa.ArrowException as error:
+        raise ValueError(
+            f"{printable(chosen[0])} and others: expected columns of the same types in every file: "
+            f"{first_line(error)}"
+        ) from error
     columns, lists = {}, {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()
         array = column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)
-        separator = separator_of(array)
-        if separator:
-            lists[name] = separator
-            array, _ = split_text(array, separator)
-            values = _typed(array.values)
-            columns[name] = pa.ListArray.from_arrays(array.offsets, values)
-        else:
-            columns[name] = _typed(array)
+        if pa.types.is_null(array.type):
+            unread[name] = "it holds nothing but nulls"
+            continue
+        columns[name], separator = _typed_column(array)
+        lists |= {name: separator} if separator else {}
     return Sample(
         columns=columns,
-        unread={},
+        unread=unread,
         rows=taken,
         total_rows=0 if compressed else round(total * len(paths) / len(chosen)),
         read_files=len(chosen),
@@ -270,6 +276,19 @@ def _read_text(paths: list[str], config: SourceConfig, rows: int) -> Sample:
         is_text=True,
         lists=lists,
     )
+
+
+def _typed_column(array: pa.Array) -> tuple[pa.Array, str]:
+    """Return a column of texts, or of lists of them, with its type, and what separates lists."""
+    separator = "" if is_list(array.type) else separator_of(array)
+    if separator:
+        array, _ = split_text(array, separator)
+    if is_list(array.type):
+        lists = read_lists(array)
+        ends = pa.array(np.concatenate([[0], np.cumsum(lists.lengths)]).astype(np.int32))
+        mask = array.is_null() if array.null_count else None
+        return pa.ListArray.from_arrays(ends, _typed(lists.values()), mask=mask), separator
+    return _typed(array), separator
 
 
 def _typed(text: pa.Array) -> pa.Array:

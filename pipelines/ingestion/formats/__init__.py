@@ -3,7 +3,7 @@
 
 A format opens a path as a `Source` (`pipelines/ingestion/source.py`): the columns are known at
 once, the rows come in batches that know their numbers. `streams.py` decompresses and decodes,
-`records.py` cuts delimited text into rows. May import `trainer.data`, `trainer.checkpoint.storage`,
+`records.py` cuts text into rows. May import `trainer.data`, `trainer.checkpoint.storage`,
 `pipelines.ingestion.source`, pyarrow and NumPy.
 """
 
@@ -15,6 +15,7 @@ from functools import partial
 
 from pipelines.ingestion.formats.columnar import Parquet
 from pipelines.ingestion.formats.delimited import Delimited
+from pipelines.ingestion.formats.json_lines import JsonLines
 from pipelines.ingestion.formats.streams import COMPRESSIONS, compression_of
 from pipelines.ingestion.source import Source, SourceConfig
 from trainer.data.discovery import PARQUET
@@ -40,6 +41,7 @@ class Format:
 FORMATS = (
     Format(name="csv", endings=(".csv", ".txt"), open=partial(Delimited, delimiter=",")),
     Format(name="tsv", endings=(".tsv", ".tab"), open=partial(Delimited, delimiter="\t")),
+    Format(name="jsonl", endings=(".jsonl", ".ndjson", ".json"), open=JsonLines),
     Format(name="parquet", endings=PARQUET, open=Parquet, is_compressed=False),
 )
 NAMES = tuple(one.name for one in FORMATS)

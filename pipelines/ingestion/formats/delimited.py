@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from pipelines.ingestion.formats.records import Cutter, Dialect, Records
-from pipelines.ingestion.formats.streams import check_text, read_text
+from pipelines.ingestion.formats.streams import check_text, read_text, with_last
 from pipelines.ingestion.parsing import pc
 from pipelines.ingestion.source import MAX_FIELD_LINES, RawRows, SourceConfig, first_line
 from trainer.data.discovery import printable
@@ -48,7 +48,7 @@ class Delimited:
         """Yield the rows in order, with `columns` only."""
         cutter = Cutter(self._dialect())
         to_skip = len(self._header)
-        for block, is_last in _with_last(read_text(self.path, self.config)):
+        for block, is_last in with_last(read_text(self.path, self.config)):
             part = block[to_skip:] if to_skip else block
             to_skip -= len(block) - len(part)
             records = cutter.cut(part, is_last=is_last)
@@ -78,7 +78,7 @@ class Delimited:
     def _read_names(self) -> list[str]:
         """Return the columns' names from the first line that is not blank."""
         head = b""
-        for block, is_last in _with_last(read_text(self.path, self.config)):
+        for block, is_last in with_last(read_text(self.path, self.config)):
             head += block + (b"\n" if is_last else b"")
             found = self._first_record(head)
             if found:
@@ -179,12 +179,3 @@ class Delimited:
             newlines_in_values=self._has_quotes,
             invalid_row_handler=skip,
         )
-
-
-def _with_last(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Yield each block and whether it is the last; one empty block if there is none."""
-    held = next(blocks, b"")
-    for block in blocks:
-        yield held, False
-        held = block
-    yield held, True

@@ -40,6 +40,7 @@ class Dialect:
         max_field_lines: lines of one beyond which it is.
         doubts_rows: whether a record is bad whose lines each have the columns of a row.
         max_line_bytes: bytes of a line beyond which it is not read.
+        skips_spaces: whether a line of nothing but spaces is blank.
     """
 
     delimiter: int
@@ -49,6 +50,21 @@ class Dialect:
     max_field_lines: int
     doubts_rows: bool
     max_line_bytes: int
+    skips_spaces: bool = False
+
+    @classmethod
+    def of_lines(cls, max_line_bytes: int) -> Dialect:
+        """Return how text is written whose every line is a record: no quote goes over lines."""
+        return cls(
+            delimiter=0,
+            has_quotes=False,
+            columns=1,
+            max_field_bytes=max_line_bytes,
+            max_field_lines=1,
+            doubts_rows=False,
+            max_line_bytes=max_line_bytes,
+            skips_spaces=True,
+        )
 
 
 @dataclass
@@ -85,10 +101,13 @@ class Cutter:
         if is_last and data and data[-1:] not in (b"\n", b"\r"):
             data += b"\n"
         array = np.frombuffer(data, np.uint8)
-        ends = _line_ends(array, is_last)
+        ends = line_ends(array, is_last=is_last)
         starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)[: len(ends)]
         kinds = np.full(len(ends), _FIRST, np.int8)
         kinds[(ends == starts) | ((ends - starts == 1) & (array[starts] == _CR))] = _BLANK
+        if self.dialect.skips_spaces and len(ends):
+            stop = int(ends[-1]) + 1
+            kinds[np.add.reduceat(array[:stop] > ord(" "), starts, dtype=np.int64) == 0] = _BLANK
         whys: dict[int, str] = {}
         used = len(ends)
         self.saw_quote |= b'"' in data
@@ -298,7 +317,7 @@ def _ends_field(values: NDArray[np.uint8], delimiter: int) -> NDArray[np.bool_]:
     return (values == delimiter) | (values == _LF) | (values == _CR)
 
 
-def _line_ends(array: NDArray[np.uint8], is_last: bool) -> NDArray[np.int64]:
+def line_ends(array: NDArray[np.uint8], *, is_last: bool) -> NDArray[np.int64]:
     """Return (N,) the last byte of each line: LF, CR LF or CR.
 
     A CR at the end of a block that is not the last may belong to a LF that is still to come.

@@ -146,3 +146,12 @@ def read_text(path: str, config: SourceConfig) -> Iterator[bytes]:
         yield decoder.decode(block).encode("utf-8", "backslashreplace")
     if decoder is not None:
         yield decoder.decode(b"", final=True).encode("utf-8", "backslashreplace")
+
+
+def with_last(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Yield each block and whether it is the last; one empty block if there is none."""
+    held = next(blocks, b"")
+    for block in blocks:
+        yield held, False
+        held = block
+    yield held, True

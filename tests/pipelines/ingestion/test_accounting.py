@@ -4,6 +4,7 @@
 import csv
 import gzip
 import io
+import json
 
 import numpy as np
 import pyarrow as pa
@@ -125,6 +126,49 @@ def test_text_with_random_damage_is_accounted_for(
     touched += sum(title.count("\n") for title in titles) if cuts else 0
     assert len(wrong) <= touched
     assert lost <= touched, (lost, touched)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(
+    titles=st.lists(TITLE, min_size=1, max_size=25),
+    escapes=st.booleans(),
+    numbers=st.booleans(),
+    block=st.sampled_from([128, 300, 1 << 20]),
+    cuts=st.lists(
+        st.tuples(
+            st.floats(0, 1),
+            st.integers(0, 2),
+            BYTES | st.sampled_from([b"{", b"}", b"]", b"[", b":", b"\\", b"NaN", b"7", b" "]),
+        ),
+        max_size=6,
+    ),
+    packed=st.booleans(),
+)
+def test_lines_of_json_with_random_damage_are_accounted_for(
+    tmp_path_factory, titles, escapes, numbers, block, cuts, packed
+):
+    folder = tmp_path_factory.mktemp("log")
+    rows = rows_of(titles)
+    objects = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    if numbers:
+        read = {"price": float, "click": int, "ts": int}
+        objects = [{k: read.get(k, str)(v) for k, v in one.items()} for one in objects]
+    lines = [json.dumps(one, ensure_ascii=escapes) for one in objects]
+    content = lines[0].encode() + b"\n" + damage("\n".join(lines[1:]).encode(), cuts)
+    path = folder / f"log.jsonl{'.gz' if packed else ''}"
+    path.write_bytes(gzip.compress(content) if packed else content)
+    source = SourceConfig(block_bytes=block, max_field_bytes=64)
+    config = IngestConfig(source=source, keep=KEEP, max_bad_share=1, kinds={"user": "string"})
+    found = account(path, config)
+    assert found is not None, "the first line is good"
+    by_number = {row[0]: row for row in rows}
+    wrong = [
+        row for row in found
+        if row["row"] not in by_number or not equals_source(row, by_number[row["row"]])
+    ]  # fmt: skip
+    lost = len(rows) - (len(found) - len(wrong))
+    assert len(wrong) <= 2 * len(cuts)
+    assert lost <= 2 * len(cuts), (lost, cuts)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
