@@ -34,6 +34,9 @@ _TYPES = {
 _CHANGED = re.compile(r"Column\(/(.*?)((?:/\[\])*)\) changed from (\w+) to (\w+)")
 _TWICE = re.compile(r"Column\(/(.*)\) was specified twice")
 _TEXT_SHOWN = 1_000
+# Of one block, to find its bad lines: about a second.
+_MOST_READS = 2000
+_CROWDED = " (in this line or one near it: too many bad lines to read each alone)"
 
 
 class JsonLines:
@@ -166,6 +169,7 @@ class _Reader:
         self.tables: list[pa.Table] = []
         self.bad: list[tuple[int, str]] = []
         self.failed = False
+        self._reads = 0
 
     def all(self) -> bool:
         """Read the whole block at once; return whether every line is good."""
@@ -174,17 +178,23 @@ class _Reader:
         return not self.failed
 
     def halve(self, first: int, stop: int) -> None:
-        """Read the halves of lines that do not parse together, down to single bad lines."""
+        """Read the halves of lines that do not parse together, down to single bad lines.
+
+        After `_MOST_READS` reads of a block, all lines of a part that does not parse are bad: a
+        block that is mostly damaged must not take minutes.
+        """
         middle = (first + stop) // 2
         for begin, end in ((first, middle), (middle, stop)):
             why = self._read(begin, end) if end > begin else ""
-            if why and end - begin == 1:
-                self.bad.append((begin, why))
+            if why and (end - begin == 1 or self._reads > _MOST_READS):
+                why += _CROWDED if end - begin > 1 else ""
+                self.bad += [(line, why) for line in range(begin, end)]
             elif why:
                 self.halve(begin, end)
 
     def _read(self, first: int, stop: int) -> str:
         """Read some lines; return what is wrong with one of them, if anything is."""
+        self._reads += 1
         bounds = self.quoted.bounds
         text = self.quoted.text[bounds[first] : bounds[stop]]
         try:

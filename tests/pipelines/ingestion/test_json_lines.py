@@ -5,6 +5,7 @@ import csv
 import gzip
 import json
 
+import pyarrow.json as pj
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -142,6 +143,17 @@ def test_many_kinds_of_bad_lines_in_one_block_are_found_each(tmp_path):
     lines = [FIRST, *(bad[i % 5] if i % 3 else FIRST for i in range(300))]
     found = read(write(tmp_path / "a.jsonl", lines))
     assert [isinstance(row, str) for row in found] == [line in bad for line in lines]
+
+
+def test_a_block_of_bad_lines_is_read_a_bounded_number_of_times(tmp_path, monkeypatch):
+    reads = []
+    original = pj.read_json
+    monkeypatch.setattr(pj, "read_json", lambda *words: reads.append(1) or original(*words))
+    lines = [FIRST, *["{,}"] * 8_000, FIRST]
+    found = read(write(tmp_path / "a.jsonl", lines))
+    assert len(found) == len(lines) and isinstance(found[0], dict)
+    assert all(isinstance(one, str) for one in found[1:-1]), "no bad line is a row"
+    assert len(reads) < 2_100
 
 
 def log(lines):
