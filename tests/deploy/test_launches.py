@@ -54,6 +54,7 @@ def toy(tmp_path: Path) -> Path:
     """A folder with a stand-in for the trainer; torchx starts local nodes in the current folder."""
     (tmp_path / ".torchxconfig").touch()
     (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__init__.py").touch()  # before an installed package of that name
     (tmp_path / "trainer" / "train.py").write_text(TOY)
     return tmp_path
 

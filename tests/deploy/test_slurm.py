@@ -141,6 +141,7 @@ def test_a_night_runs_on_one_node_by_its_date(cluster: Slurm, tmp_path: Path) ->
 def test_torchx_starts_two_nodes_under_slurm(cluster: Slurm, tmp_path: Path) -> None:
     (tmp_path / ".torchxconfig").touch()
     (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__init__.py").touch()  # before an installed package of that name
     (tmp_path / "trainer" / "train.py").write_text(TOY)
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     # After it has submitted, torchx asks Slurm's accounting, which needs a database.
