@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import reprlib
 import types
 import typing
@@ -99,7 +100,7 @@ def _from_mapping(kind: Any, value: Any, path: str) -> Any:
     """Convert `value` to the dataclass `kind`."""
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a mapping, got {type(value).__name__}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key in value:
         if key not in fields:
@@ -118,6 +119,12 @@ def _from_mapping(kind: Any, value: Any, path: str) -> Any:
         return kind(**built)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields; Python evaluates their source to find them."""
+    return typing.get_type_hints(kind)
 
 
 def _from_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:

@@ -296,6 +296,8 @@ class ReportTarget(Target):
         metrics |= {"ceiling_auc": 0.75, "alerts": ["one"], "epochs": [{"auc": 0.7}]}
         self.files["metrics.json"] = json.dumps(metrics).encode()
         self.names = ["config.json", "metrics.json", *sorted(self.files)]
+        self.written: dict[str, bytes] = {}
+        self.place.mkdir()
 
     def damaged(self, random: Random) -> dict[str, bytes]:
         """Return the folder's files with one or two damaged."""
@@ -319,7 +321,10 @@ class ReportTarget(Target):
         """Write the page."""
         from pipelines import report
 
-        self.write(files)
+        for name, content in files.items():
+            if self.written.get(name) != content:
+                (self.place / name).write_bytes(content)
+        self.written = files
         page = self.folder / "report.html"
         page.unlink(missing_ok=True)
         check_command(report.main, [str(self.place), "--output", str(page)])
@@ -328,16 +333,28 @@ class ReportTarget(Target):
 
 
 class IngestTarget(Target):
-    """A file of a log, read by ingestion."""
+    """A file of a log, read by ingestion.
+
+    The schema and the options are read once, as no case changes them. One case of 64 goes through
+    the command line, one of four has the schema of all columns, the others that of a few, and one
+    of four may have bad rows only, so that what is left of them is written.
+    """
 
     suffix = ""
 
     def prepare(self) -> None:
-        """Write the schema."""
+        """Write the schema, and build the two schemas and two settings."""
+        from embeddings.schema.schema import load_schema, schema_from_dict
+        from pipelines.ingestion.ingestion import IngestConfig
         from tests.support.raw_logs import SCHEMA
 
-        self.schema = self.folder / "schema.yaml"
-        self.schema.write_text(yaml.safe_dump(SCHEMA))
+        self.path = self.folder / "schema.yaml"
+        self.path.write_text(yaml.safe_dump(SCHEMA))
+        small = {name: SCHEMA[name] for name in ("dense", "labels", "timestamp")}
+        parts = {"tables": SCHEMA["tables"][:2], "sparse": [SCHEMA["sparse"][0], _HISTORY]}
+        self.schemas = [load_schema(self.path), schema_from_dict({**small, **parts})]
+        shares = (1.0, 0.01)
+        self.configs = [IngestConfig(list_separator="|", max_bad_share=one) for one in shares]
         self.texts = self.sound()
 
     @abstractmethod
@@ -353,11 +370,26 @@ class IngestTarget(Target):
         from pipelines import ingest
 
         self.write(files)
-        output = self.folder / "out"
+        (content,) = files.values()
+        draw = zlib.crc32(content) % 64
+        output, log = self.folder / "out", str(self.place / f"log.{self.suffix}")
         shutil.rmtree(output, ignore_errors=True)
-        words = [str(self.place / f"log.{self.suffix}"), "--schema", str(self.schema)]
-        words += ["--output", str(output), "--list-separator", "|"]
-        check_command(ingest.main, words)
+        if not draw:
+            words = [log, "--schema", str(self.path), "--output", str(output)]
+            check_command(ingest.main, [*words, "--list-separator", "|"])
+            return
+        schema, config = self.schemas[draw % 4 > 0], self.configs[draw // 4 % 4 > 0]
+        try:
+            summary = ingest.ingest([log], schema, output, config)
+        except (ValueError, RuntimeError, OSError) as error:
+            refused(error)
+            return
+        check_answer(ingest.describe(summary))
+        if summary.rows_in != sum(summary.days.values()) + summary.rows_bad:
+            raise Answer(f"rows are lost: {summary}")
+
+
+_HISTORY = {"name": "hist", "table": "item", "kind": "bag", "max_length": 5}
 
 
 class CsvTarget(IngestTarget):
@@ -371,6 +403,25 @@ class CsvTarget(IngestTarget):
 
         rows = [COLUMNS, *GOOD, *GOOD, *GOOD]
         return ["\n".join(",".join(map(str, row)) for row in rows).encode() + b"\n"]
+
+
+class JsonTarget(IngestTarget):
+    """A file of JSON Lines."""
+
+    name, suffix = "json", "jsonl"
+
+    def sound(self) -> list[bytes]:
+        """Return the same rows with lists, and with lists as text."""
+        from tests.support.raw_logs import COLUMNS, GOOD
+
+        texts = [dict(zip(COLUMNS, row, strict=True)) for row in GOOD]
+        lists = [
+            {**row, **{name: row[name].split("|") for name in ("hist", "age", "action")}}
+            for row in texts
+        ]
+        lists[0] |= {"click": True, "price": 1.5, "hist": ["sh\u00f6e", None], "more": {"a": [1]}}
+        files = ([json.dumps(row) for row in rows * 2] for rows in (texts, lists))
+        return ["\n".join(lines).encode() + b"\n" for lines in files]
 
 
 class ParquetTarget(IngestTarget):
@@ -421,5 +472,8 @@ def check_command(main: Any, words: list[str]) -> None:
 
 TARGETS: dict[str, type[Target]] = {
     one.name: one
-    for one in (SchemaTarget, ManifestTarget, IndexTarget, ReportTarget, CsvTarget, ParquetTarget)
+    for one in (
+        *(SchemaTarget, ManifestTarget, IndexTarget, ReportTarget),
+        *(CsvTarget, JsonTarget, ParquetTarget),
+    )
 }
