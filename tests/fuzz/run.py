@@ -103,7 +103,8 @@ def _run_worker(
                 why = f"stopped for {STOPPED_SECONDS:.0f} s", ""
                 break
         code = child.wait()
-    last = _current(folder) if _current(folder) is not None else start - share.step
+    current = _current(folder)
+    last = start - share.step if current is None else current
     done = False
     for line in output.read_text(encoding="utf-8").splitlines():
         found = json.loads(line)

@@ -173,6 +173,7 @@ class ManifestTarget(Target):
             for path in complete(step.parent):
                 _, manifest = read_config(path)
                 place = data_folder(path, manifest)
+                assert isinstance(place, Path)
                 if not place.resolve().is_relative_to(step.resolve()):
                     raise Answer(f"its files are looked for in {place}")
         except ValueError as error:
@@ -189,14 +190,15 @@ class IndexTarget(Target):
         from trainer.checkpoint import dcp, layout
         from trainer.checkpoint.dcp_index import INDEX
 
-        self.path = dcp.save(self.tensors(), self.folder / "sound", 1, {})
+        path = dcp.save(self.tensors(), self.folder / "sound", 1, {})
+        assert isinstance(path, Path)
         self.index, self.seal = INDEX, layout._seal
-        self.files = {one.name: one.read_bytes() for one in self.path.iterdir() if one.is_file()}
+        self.files = {one.name: one.read_bytes() for one in path.iterdir() if one.is_file()}
         self.manifest = json.loads(self.files.pop("manifest.json"))
         self.manifest.pop("checksum")
         self.tree = json.loads(self.files[INDEX])
         self.place = self.folder / "case" / "step-1"
-        shutil.copytree(self.path, self.place)
+        shutil.copytree(path, self.place)
 
     @staticmethod
     def tensors() -> dict[str, Any]:
