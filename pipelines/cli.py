@@ -48,6 +48,7 @@ COMMANDS = {
     "epochs": Command("pipelines.run", "find the number of epochs", ("epochs",)),
     "replay": Command("pipelines.replay", "run nights one after the other, and print a table"),
     "study": Command("pipelines.study", "compare what several epochs gain"),
+    "abtest": Command("pipelines.abtest", "plan A/B tests, assign users, measure the effect"),
     "publish": Command("pipelines.publish", "list models, serve one, go back to an older one"),
 }
 

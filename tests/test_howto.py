@@ -23,6 +23,8 @@ HOWTOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 RUNBOOK = ROOT / "deploy" / "RUNBOOK.md"
 DOCUMENTS = [ROOT / "README.md", RUNBOOK, *PAGES, *HOWTOS]
+# Programs whose first word is a command of its own.
+GROUPS = ("pipelines.run", "pipelines.abtest")
 # What is no program of ours; torchx and Slurm are in tests/deploy.
 FOREIGN = (
     *("git", "cd", "make", "source", "kubectl", "sbatch", "torchx", "PIP_EXTRA_INDEX_URL=<that"),
@@ -100,7 +102,7 @@ def test_every_command_is_one_that_its_program_takes(path, monkeypatch):
             known = {"--output", "--help", "--help-all", "--section.field"}
             assert set(given) <= {*known, *setting_names(load_recipe(recipe))}, words
             continue
-        text = help_of(module, [rest[0]] if module == "pipelines.run" else [], monkeypatch)
+        text = help_of(module, rest[:1] if module in GROUPS else [], monkeypatch)
         passed_on = set(setting_names(load_recipe("dlrm.demo")))
         missing = [name for name in given if not re.search(rf"{name}\b", text)]
         missing = [name for name in missing if "." not in name or name not in passed_on]

@@ -17,7 +17,7 @@ from pipelines.report import main
 from pipelines.reporting.run_data import CHANGES
 from tests.support.report_pages import page, write_run
 
-TEMPLATE = Path(__file__).resolve().parents[3] / "pipelines/reporting/templates/report.html.j2"
+STYLE = Path(__file__).resolve().parents[3] / "pipelines/reporting/templates/style.css"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 EVALUATION = {
     "step": 300,
@@ -216,7 +216,7 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_and_lines_have_the_contrast_that_wcag_aa_asks_for(scheme):
-    style = TEMPLATE.read_text("utf-8")
+    style = STYLE.read_text("utf-8")
     light, _, dark = style.partition("@media (prefers-color-scheme: dark)")
     found = colours(light) | (colours(dark) if scheme == "dark" else {})
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
