@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """No password of a URL is kept or shown, whatever shape the URL has."""
 
+import string
+from random import Random
+
 import pytest
 
 from trainer.runtime.credentials import without_credentials, without_credentials_in
@@ -17,6 +20,13 @@ from trainer.runtime.printable import printable, printable_lines
         ("http://host:9091/path@v1", "http://host:9091/path@v1"),
         ("http://me:s3c/ret@host/x", "http://host/x"),
         ("http://me:s3c@ret@host/x", "http://host/x"),
+        ("http://me:s3c/r'e\"t@host/x", "http://host/x"),
+        ("http://me:s3c@r/e't@host.example/x", "http://host.example/x"),
+        ("http://me:12/s3cret@10.0.0.1/x", "http://10.0.0.1/x"),
+        ("s3:/key:s3'cr/et@bucket/x", "s3:/bucket/x"),
+        ("http://a/x,http://me:s3cret@b", "http://a/x,http://b"),
+        ("http://me:s3cret@a/x@1,http://you:s3/cret@b", "http://a/x@1,http://b"),
+        ("see 'https://h?token=s3'cret' or '/x'", "see 'https://h?token=***' or '/x'"),
         ("abfs://c@account/x?sig=s3cret&se=2", "abfs://account/x?sig=***&se=2"),
         ("https://h/x?a=1&X-Amz-Signature=s3cret", "https://h/x?a=1&X-Amz-Signature=***"),
         ("https://h?api_key=s3cret#top", "https://h?api_key=***#top"),
@@ -54,3 +64,39 @@ def test_what_is_made_printable_shows_no_password():
     text = "error: s3://key:s3cret@bucket/x: expected a file\nor http://me:s3cret@host"
     assert printable(text) == "error: s3://bucket/x: expected a file\\nor http://host"
     assert printable_lines(text) == "error: s3://bucket/x: expected a file\n    or http://host"
+
+
+_SIGNS = string.ascii_letters + string.digits + "/?#@:'\"<>()[]{}&=;,.!$%*+-_~^|`\\é"
+
+
+def test_no_random_password_is_left_in_any_sentence():
+    random = Random(5)
+    for case in range(20_000):
+        # Signs around the secret make sure that it is long enough to be looked for.
+        password = "".join(random.choices(_SIGNS, k=random.randrange(12)))
+        secret = f"s3c{random.randrange(10)}{password}r3t"
+        host = random.choice(("db.example.com", "10.0.0.1:90", "localhost", "h:9091"))
+        url = f"{random.choice(('https', 'postgresql+x'))}://me:{secret}@{host}/x"
+        sentence = random.choice(
+            (
+                "{}",
+                "cannot open '{}': refused",
+                "<{}>, or s3://b/c",
+                "(see {}.)",
+                '["{}"]',
+                "a={};b",
+            )
+        )
+        for shown in (
+            without_credentials(sentence.format(url)),
+            without_credentials_in([url])[0],
+            printable(sentence.format(url)),
+        ):
+            assert "s3c" not in shown and "r3t" not in shown, (case, url, shown)
+            assert host in shown
+
+
+def test_a_password_with_a_blank_is_left_in_no_value():
+    for password in ("a b", "a /b", "a'/ b", "a@ b/", " "):
+        value = f"https://me:{password}@db.example.com/x"
+        assert without_credentials_in({"url": value}) == {"url": "https://db.example.com/x"}
