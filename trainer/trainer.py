@@ -55,8 +55,9 @@ from trainer.runtime.runtime import RunError, Runtime
 from trainer.runtime.signals import Stopped, StopSignals
 from trainer.runtime.watchdog import Watchdog
 from trainer.telemetry.alerts import LabelWeights
+from trainer.telemetry.callbacks import Run
 from trainer.telemetry.leaks import LeakWatch
-from trainer.telemetry.monitor import RunInfo, Sources, watch
+from trainer.telemetry.monitor import Sources, watch
 from trainer.telemetry.table_stats import TableStats
 from trainer.telemetry.telemetry import StepReport
 from trainer.warm_start.inherit import Inherited, check_sources
@@ -377,15 +378,12 @@ class Trainer:
         return tower
 
     def _watch(self) -> None:
-        """Let the exporter and event files follow the run. Collective."""
+        """Let the exporter, event files and callbacks follow the run. Collective."""
         config = self.config
-        info = RunInfo(
+        info = Run(
             output=self.output,
-            recipe=config.recipe,
-            dtype=config.precision.dtype,
+            settings=to_dict(config),
             dense_parallelism=config.parallel.describe(),
-            num_tables=len(config.schema.tables),
-            checkpoint_seconds=config.checkpoint.interval_seconds,
             step=self.progress.step,
             end_step=self.end_step,
         )

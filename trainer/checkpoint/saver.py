@@ -61,7 +61,7 @@ class Saver:
             the next one begins.
         newest: step and time (seconds since 1970) of the newest complete checkpoint; set at once.
         num_failed: number of checkpoints that could not be written.
-        concluded: called when the result of a checkpoint is known.
+        concluded: are called when the result of a checkpoint is known.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Saver:
         self.written_step = -1
         self.newest: tuple[int, float] | None = None
         self.num_failed = 0
-        self.concluded: Callable[[], None] = lambda: None
+        self.concluded: list[Callable[[], None]] = []
         self._runtime = runtime
         self._say = say
         self._staging = Staging()
@@ -248,7 +248,8 @@ class Saver:
 
     def _conclude(self) -> None:
         """Handle the result of the checkpoint; raise errors other than failed writes."""
-        self.concluded()
+        for call in self.concluded:
+            call()
         if self._error is None:
             self.written_step = self._step
             return

@@ -40,7 +40,7 @@ _JOB = "fullrank"
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """What a run exports to Prometheus and TensorBoard.
+    """What a run exports to Prometheus, TensorBoard and callbacks.
 
     Attributes:
         serve: Whether each node has an HTTP exporter.
@@ -56,6 +56,8 @@ class ExportConfig:
             more tables would have too many series. 0: never by rank.
         tensorboard: Whether to write event files into DIR/tensorboard (needs the package
             tensorboard).
+        callbacks: Classes of your own that receive what the run reports, as package.module:Class
+            (`trainer/telemetry/callbacks.py`). They are imported on every rank and live on rank 0.
     """
 
     serve: bool = True
@@ -67,6 +69,7 @@ class ExportConfig:
     push_keep: bool = True
     tables_by_rank: int = 64
     tensorboard: bool = False
+    callbacks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the fields."""

@@ -13,12 +13,12 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
+from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.saver import Saver
 from trainer.distributed.optimizer import learning_rates
 from trainer.distributed.train_pipeline import Pipeline
@@ -26,13 +26,14 @@ from trainer.metrics.spec import METRICS
 from trainer.metrics.validity import ADVICE as DOUBTS
 from trainer.runtime.runtime import Runtime
 from trainer.telemetry.alerts import ADVICE, LabelWeights
+from trainer.telemetry.callbacks import Callbacks, Run, find_callback
 from trainer.telemetry.exporter import ExportConfig, Exporter
 from trainer.telemetry.leaks import LeakWatch
 from trainer.telemetry.node import Listener, Node, Sender, meet
 from trainer.telemetry.series import Values
 from trainer.telemetry.table_stats import TableStats
 from trainer.telemetry.telemetry import StepReport, Telemetry
-from trainer.telemetry.tensorboard import EventWriter, check_installed
+from trainer.telemetry.tensorboard import TensorBoard, check_installed
 
 _SEND_SECONDS = 1.0
 # A point of the curve -> gauges of the same numbers.
@@ -63,28 +64,6 @@ _TABLE = {
 _WHOLE_TABLE = {"touched": "table_rows_used", "bytes": "table_bytes"}
 _STAGES = {"step_ids_in": "in", "step_ids_sent": "sent", "step_ids_looked_up": "looked_up"}
 _DYNAMIC = "dynamic_"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunInfo:
-    """What is known of a run before its first step.
-
-    Attributes:
-        output: its folder.
-        recipe, dtype, dense_parallelism: labels of the metric `run_info`.
-        num_tables: of its schema.
-        checkpoint_seconds: between two checkpoints, 0 for none by the clock.
-        step, end_step: where it begins and ends.
-    """
-
-    output: Path
-    recipe: str
-    dtype: str
-    dense_parallelism: str
-    num_tables: int
-    checkpoint_seconds: float
-    step: int
-    end_step: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +100,7 @@ class Monitor:
         values: the series of this rank.
     """
 
-    def __init__(
-        self, sources: Sources, info: RunInfo, config: ExportConfig, runtime: Runtime
-    ) -> None:
+    def __init__(self, sources: Sources, info: Run, config: ExportConfig, runtime: Runtime) -> None:
         self.values = Values()
         self._sources, self._info, self._config, self._runtime = sources, info, config, runtime
         self._sender: Sender | None = None
@@ -135,10 +112,10 @@ class Monitor:
         self._phases = dict(sources.pipeline.phases.seconds)
         self._skipped = sources.pipeline.precision.num_skipped
         self._own = sources.table_stats.own
-        self._by_rank = info.num_tables <= config.tables_by_rank
+        self._by_rank = len(info.settings["schema"]["tables"]) <= config.tables_by_rank
         if runtime.is_first:
             self._describe()
-            sources.saver.concluded = self._note_checkpoints  # the last one, after all steps
+            sources.saver.concluded.append(self._note_checkpoints)  # the last one, after all steps
         if runtime.local_rank == 0:
             self.values.set("restarts", runtime.restarts)
 
@@ -249,11 +226,13 @@ class Monitor:
     def _describe(self) -> None:
         """Set what does not change."""
         info, values = self._info, self.values
-        values.set("run_info", 1, info.recipe, info.dtype, info.dense_parallelism)
+        settings = info.settings
+        dtype = settings["precision"]["dtype"]
+        values.set("run_info", 1, settings["recipe"], dtype, info.dense_parallelism)
         values.set("start_timestamp_seconds", time.time())
         values.set("step", info.step)
         values.set("steps_expected", info.end_step)
-        values.set("checkpoint_interval_seconds", info.checkpoint_seconds)
+        values.set("checkpoint_interval_seconds", settings["checkpoint"]["interval_seconds"])
         for name in ("steps_total", "rows_total", "steps_skipped_total", "steps_nonfinite_total"):
             values.set(name, 0)
         self._note_checkpoints()
@@ -303,18 +282,33 @@ class Monitor:
             self.values.set("rank_device_memory_bytes", torch.cuda.memory_allocated())
 
 
-def watch(sources: Sources, info: RunInfo, config: ExportConfig, runtime: Runtime) -> None:
-    """Let an exporter and a writer of event files listen to a run, as configured. Collective.
+def watch(sources: Sources, info: Run, config: ExportConfig, runtime: Runtime) -> None:
+    """Let an exporter, a writer of event files and callbacks listen to a run. Collective.
 
     Raises:
-        ValueError: event files are wanted, and their package is missing.
+        ValueError: event files are wanted and their package is missing, or a callback cannot be
+            found; raised on all ranks.
     """
     if config.tensorboard:
         check_installed()
+    kinds = {name: find_callback(name) for name in config.callbacks}
     listeners = sources.telemetry.listeners
     if config.exports:
         monitor = Monitor(sources, info, config, runtime)
         listeners.append(monitor)
         monitor.open()
-    if config.tensorboard and runtime.is_first:
-        listeners.append(EventWriter(info.output / "tensorboard", info.step))
+    if config.tensorboard:
+        kinds["tensorboard"] = TensorBoard
+    if not (kinds and runtime.is_first):
+        return
+    callbacks = Callbacks({name: kind() for name, kind in kinds.items()}, sources.telemetry.say)
+    saver = sources.saver
+
+    def note_checkpoint() -> None:
+        if saver.newest is not None:
+            step = saver.newest[0]
+            callbacks.checkpoint(step, str(saver.directory / step_name(step)))
+
+    listeners.append(callbacks)
+    saver.concluded.append(note_checkpoint)
+    callbacks.start(info)

@@ -6,10 +6,9 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from trainer.telemetry.telemetry import StepReport
+from trainer.telemetry.callbacks import Callback, Run
 
 # What of a point of the curve is no curve.
 _AXES = ("step", "rows", "seconds")
@@ -28,28 +27,25 @@ def check_installed() -> None:
         )
 
 
-class EventWriter:
-    """Writes scalars into `folder`: train/NAME by interval, test/NAME by evaluation, ranks/PLACE.
+class TensorBoard(Callback):
+    """Writes scalars: train/NAME by interval, test/NAME by evaluation, ranks/PLACE.
 
-    Args:
-        folder: The folder of the event files.
-        step: The step from which the run continues. Later events of an earlier process are hidden.
+    A run that goes on hides the later events of an earlier process.
     """
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def on_start(self, run: Run) -> None:
+        """Open DIR/tensorboard."""
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+        purge = run.step + 1 if run.step else None
+        self._writer = SummaryWriter(str(run.output / "tensorboard"), purge_step=purge)
 
-    def step(self, report: StepReport) -> None:
-        """Do nothing: curves have a point an interval."""
-
-    def interval(self, record: Mapping[str, Any]) -> None:
+    def on_interval(self, record: Mapping[str, Any]) -> None:
         """Write a point of the curve."""
         self._write("train", record, int(record["step"]))
         self._writer.flush()
 
-    def evaluation(
+    def on_evaluation(
         self, step: int, metrics: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]
     ) -> None:
         """Write an evaluation, and the effective ranks that were found with it."""
@@ -58,8 +54,8 @@ class EventWriter:
         self._write("ranks", named, step)
         self._writer.flush()
 
-    def close(self) -> None:
-        """Finish the file. Safe to call twice."""
+    def on_end(self) -> None:
+        """Finish the file."""
         self._writer.close()
 
     def _write(self, group: str, numbers: Mapping[str, Any], step: int) -> None:

@@ -21,8 +21,9 @@ from embeddings.schema.lifetime import DynamicConfig
 from tests.support.runs import generate, small, train, train_until
 from trainer.config.config import TrainConfig
 from trainer.runtime.runtime import Runtime
+from trainer.telemetry.callbacks import Run
 from trainer.telemetry.exporter import ExportConfig
-from trainer.telemetry.monitor import Monitor, RunInfo
+from trainer.telemetry.monitor import Monitor
 from trainer.telemetry.prometheus_metrics import METRICS, PHASES
 from trainer.trainer import Trainer
 
@@ -79,7 +80,7 @@ def stubs(**config: Any) -> tuple[Any, Monitor]:
             parallel=SimpleNamespace(sharded_modules=[None, None], fused_optimizer=None),
             precision=SimpleNamespace(num_skipped=3),
         ),
-        saver=SimpleNamespace(stalled_seconds=0.5, num_failed=1, newest=None),
+        saver=SimpleNamespace(stalled_seconds=0.5, num_failed=1, newest=None, concluded=[]),
         label_weights=SimpleNamespace(active={"no_weight"}),
         leaks=SimpleNamespace(first_steps={}),
         table_stats=SimpleNamespace(
@@ -87,16 +88,13 @@ def stubs(**config: Any) -> tuple[Any, Monitor]:
             numbers={"user": {"rows": 100, "touched": 99, "dynamic_ids": 50, "dynamic_failed": 9}},
         ),
     )
-    info = RunInfo(
-        output=Path("mine"),
-        recipe="dlrm.demo",
-        dtype="fp16",
-        dense_parallelism="ddp",
-        num_tables=1,
-        checkpoint_seconds=600.0,
-        step=0,
-        end_step=10,
-    )
+    settings = {
+        "recipe": "dlrm.demo",
+        "precision": {"dtype": "fp16"},
+        "schema": {"tables": [{}]},
+        "checkpoint": {"interval_seconds": 600.0},
+    }
+    info = Run(output=Path("mine"), settings=settings, dense_parallelism="ddp", step=0, end_step=10)
     return sources, Monitor(sources, info, ExportConfig(**config), runtime)
 
 
@@ -119,7 +117,7 @@ def test_what_goes_wrong_is_shown():
     assert values.get("checkpoint_failures_total") == 1
     assert values.get("checkpoint_timestamp_seconds") is None
     sources.saver.newest = (10, 1_767_225_600.0)
-    sources.saver.concluded()  # after the last step and evaluation
+    sources.saver.concluded[0]()  # after the last step and evaluation
     assert values.get("checkpoint_step") == 10
     assert values.get("table_ids", "user", "failed") == 9
     assert values.get("table_rows_used", "user") == 99
