@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from tests.faults import tiny
-from tests.faults.fault import fault
+from tests.faults.fault import at, fault
 from tests.faults.harness import Place, expect
 from tests.support import s3
 from trainer.checkpoint.layout import complete
@@ -93,6 +93,19 @@ def slow_rank(place: Place) -> str:
     named = "rank 1 has been writing its part for 10 s (runtime.timeout_seconds)"
     expect(named in ranks[1].said, place.tail(ranks))
     expect(place.steps == ["step-8", "step-10"], f"checkpoints: {place.steps}")
+    return place.equals_reference()
+
+
+@fault("one rank reads a checkpoint longer than a collective may take")
+def slow_reader(place: Place) -> str:
+    """The rank and the setting are named; nothing fails; the run is the undisturbed one."""
+    place.fail(at(7, "kill", 1))
+    stall = {"name": "stall", "kind": "stall-read", "rank": 1, "seconds": 12.0}
+    ranks = place.finish("--runtime.timeout-seconds", "10", faults=[stall])
+    expect(place.fired(stall), "the fault did not fire")
+    named = "rank 1 has been reading a file of the checkpoint for 10 s (runtime.timeout_seconds)"
+    expect(named in ranks[1].said, place.tail(ranks))
+    expect("resumed at step " in ranks[0].said, place.tail(ranks))
     return place.equals_reference()
 
 

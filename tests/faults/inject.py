@@ -38,6 +38,8 @@ def install(fault: dict[str, Any], rank: int, folder: Path) -> Callable[[Any], N
         _full_disk(fault, fire)
     elif kind in ("slow", "stall"):
         _slow_disk(fault, fire)
+    elif kind == "stall-read":
+        _slow_read(fault, fire)
     elif kind != "step":
         raise ValueError(f"no fault of kind {kind!r}")
     return lambda trainer: _at_step(fault, fire, trainer) if kind == "step" else None
@@ -161,6 +163,21 @@ def _slow_disk(fault: dict[str, Any], fire: Callable[[], None]) -> None:
         write(stream, data)
 
     cast(Any, storage.Counted).write = slow
+
+
+def _slow_read(fault: dict[str, Any], fire: Callable[[], None]) -> None:
+    """Let the first read of a tensor of a checkpoint take `fault["seconds"]`."""
+    from trainer.checkpoint import dcp_files
+
+    fill = dcp_files._fill
+
+    def slow(*arguments: Any) -> None:
+        dcp_files._fill = fill
+        fire()
+        time.sleep(fault["seconds"])
+        fill(*arguments)
+
+    dcp_files._fill = slow
 
 
 def _children(pid: int) -> list[int]:

@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="parts of the names of faults")
     parser.add_argument("--quick", action="store_true", help="those of the tests only")
     parser.add_argument("--list", action="store_true", help="only say what there is")
-    parser.add_argument("--jobs", type=int, default=1, help="faults at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="faults at a time (default: 2)")
     given = parser.parse_args()
     chosen = [
         (number, fault)

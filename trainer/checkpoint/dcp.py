@@ -18,7 +18,10 @@ unpickled.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
+import socket
+import sys
 import warnings
 import zlib
 from collections import Counter
@@ -45,9 +48,10 @@ from trainer.checkpoint.layout import (
     read_manifest,
     step_name,
 )
-from trainer.checkpoint.storage import Folder, address, locate
+from trainer.checkpoint.storage import Folder, address, locate, told_if_slow
 from trainer.runtime.credentials import without_credentials
-from trainer.runtime.runtime import RunError
+from trainer.runtime.printable import printable
+from trainer.runtime.runtime import RunError, Runtime
 
 Value = TypeVar("Value")
 Group = dist.ProcessGroup | None
@@ -99,20 +103,31 @@ def save(
     return target
 
 
-def load(tensors: Mapping[str, Any], path: Folder, planner: LoadPlanner | None = None) -> None:
+def load(
+    tensors: Mapping[str, Any],
+    path: Folder,
+    planner: LoadPlanner | None = None,
+    runtime: Runtime | None = None,
+) -> None:
     """Fill `tensors` in place from the checkpoint at `path`, at any world size. Collective.
 
     Args:
         tensors: nested mappings of the tensors to fill.
         path: the checkpoint.
         planner: plans what is read where; None reads whole tensors by name.
+        runtime: this process among the ranks, who then wait for one that reads slowly, which says
+            so. None takes the default process group with its timeout.
 
     Raises:
         ValueError: the checkpoint lacks a requested tensor or has it in another dtype, its index is
             invalid, or a file is missing or damaged. It is raised on all ranks.
     """
-    reader = Reader(path)
-    held = reader.read_metadata().state_dict_metadata
+    group, watched = None, contextlib.nullcontext
+    if runtime is not None:
+        group, watched = runtime.patient, functools.partial(_told_if_slow, path, runtime)
+    reader = Reader(path, watched)
+    with watched():
+        held = reader.read_metadata().state_dict_metadata
     asked = dict(flatten(tensors))
     missing = sorted(set(asked) - set(held))
     if missing:
@@ -129,14 +144,16 @@ def load(tensors: Mapping[str, Any], path: Folder, planner: LoadPlanner | None =
                 f"{path}: tensor {name!r}: expected {_dtype(tensor)}, got "
                 f"{entry.properties.dtype}; the checkpoint is of another number format"
             )
-    _verify(path)
+    _verify(path, group, watched)
     try:
         with warnings.catch_warnings():
             # TorchRec's tables are ShardedTensors. torch reads their device and size here, and
             # each read warns to use DTensor instead.
             warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
             planner = planner or Planner()
-            state_dict_loader.load(dict(tensors), storage_reader=reader, planner=planner)
+            state_dict_loader.load(
+                dict(tensors), storage_reader=reader, planner=planner, process_group=group
+            )
     except CheckpointException as error:
         raise ValueError(f"{path}: cannot be read ({error}); use an older checkpoint") from error
 
@@ -162,20 +179,34 @@ def flatten(tensors: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", value
 
 
-def _verify(path: Folder) -> None:
+def _told_if_slow(path: Folder, runtime: Runtime) -> AbstractContextManager[None]:
+    """Return a context that reports this rank if it reads a file of a checkpoint for too long."""
+    text = (
+        f"{path}: rank {runtime.rank} has been reading a file of the checkpoint for "
+        f"{runtime.timeout_seconds:g} s (runtime.timeout_seconds); the other ranks wait for it; "
+        f"look at what the folder is on ({socket.gethostname()}), or kill the run"
+    )
+    tell = functools.partial(print, printable(f"[rank {runtime.rank}] {text}"), file=sys.stderr)
+    return told_if_slow(runtime.timeout_seconds, functools.partial(tell, flush=True))
+
+
+def _verify(
+    path: Folder, group: Group, watched: Callable[[], AbstractContextManager[object]]
+) -> None:
     """Compare the files at `path` with the manifest's checksums; each rank reads its share."""
     manifest = read_manifest(path)
     expected, place = manifest["files"], data_folder(path, manifest)
     damaged = []
     for name in sorted(set(expected) - {INDEX})[_rank() :: _world_size()]:
         try:
-            found = _checksum(place / name)
+            with watched():
+                found = _checksum(place / name)
         except OSError as error:
             damaged.append(f"{place / name}: cannot be read ({error.strerror or error})")
             continue
         if found != expected[name]:
             damaged.append(describe_damage(place / name, expected[name], found))
-    damaged = [message for part in _gather(damaged) for message in part]
+    damaged = [message for part in _gather(damaged, group) for message in part]
     if damaged:
         raise ValueError(
             f"{'; '.join(damaged[:3])}; remove {path} to go on from an older checkpoint"

@@ -64,12 +64,21 @@ class Planner(TensorsOnly, DefaultLoadPlanner):
 class Reader(StorageReader):
     """Reads the checkpoint at `path`, on a disk or behind a URL.
 
+    Args:
+        path: the checkpoint.
+        watched: makes the context in which this rank reads its own part.
+
     Raises:
         ValueError: `path` is no complete checkpoint, or its manifest is damaged.
     """
 
-    def __init__(self, path: Folder) -> None:
+    def __init__(
+        self,
+        path: Folder,
+        watched: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
         super().__init__()
+        self._watched = watched
         self.checkpoint = path
         self.manifest = read_manifest(path)
         self.path = data_folder(path, self.manifest)
@@ -136,7 +145,7 @@ class Reader(StorageReader):
             chunk = self._chunks[item.storage_index]
             per_file.setdefault(chunk.file, []).append((chunk, item))
         for name, items in per_file.items():
-            with (self.path / name).open("rb") as stream:
+            with self._watched(), (self.path / name).open("rb") as stream:
                 for chunk, item in sorted(items, key=lambda one: one[0].at):
                     target = planner.resolve_tensor(item).detach()
                     _read_block(stream, chunk, item, target)

@@ -13,15 +13,14 @@ the run either: a message names it, and the other ranks wait for it before the n
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,15 +30,13 @@ from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.retention import note_metrics, prune
 from trainer.checkpoint.schedule import CheckpointConfig
 from trainer.checkpoint.staging import Staging, local_bytes
-from trainer.checkpoint.storage import Folder
+from trainer.checkpoint.storage import Folder, told_if_slow
 from trainer.runtime.memory import available_bytes
 from trainer.runtime.printable import printable
 from trainer.runtime.runtime import RunError, Runtime
 
 # Largest share of the free memory that a copy of the state may take.
 _STAGING_SHARE = 0.8
-# How long ranks wait for a slow writer; a dead rank is noticed at once.
-PATIENCE = timedelta(days=7)
 # Seconds that a failing run waits for the checkpoint that is being written.
 _LAST_SECONDS = 30.0
 
@@ -84,7 +81,7 @@ class Saver:
         self._staging = Staging()
         self._copies: bool | None = None if config.asynchronous else False
         self._slow_seconds = timeout_seconds
-        self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PATIENCE))
+        self._group = runtime.patient
         self._thread: threading.Thread | None = None
         self._step = -1
         self._error: BaseException | None = None
@@ -206,16 +203,10 @@ class Saver:
             self._error = error
             self.num_failed += 1
 
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _watched(self) -> AbstractContextManager[None]:
         """Report this rank if the block, in which it writes its part, takes too long."""
-        timer = threading.Timer(self._slow_seconds, self._tell_slow, (self._step,))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+        step = self._step
+        return told_if_slow(self._slow_seconds, lambda: self._tell_slow(step))
 
     def _tell_slow(self, step: int) -> None:
         self._tell(

@@ -45,6 +45,7 @@ class TrainState:
         self._parallel = parallel
         self._dense = dense
         self._random = RandomState(runtime)
+        self.runtime = runtime
 
     @property
     def model(self) -> nn.Module:
@@ -75,7 +76,7 @@ class TrainState:
         known = {name: value for name, value in random_states.items() if f"random.{name}" in names}
         if known:
             tensors["random"] = known
-        dcp.load(tensors, path)
+        dcp.load(tensors, path, runtime=self.runtime)
         self.put(tensors)
 
     def put(self, tensors: dict[str, Any]) -> None:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import threading
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -32,6 +33,18 @@ from trainer.runtime.credentials import without_credentials
 
 # Bytes that are written and added to the checksum at a time.
 _PART_BYTES = 16 << 20
+
+
+@contextlib.contextmanager
+def told_if_slow(seconds: float, tell: Callable[[], object]) -> Iterator[None]:
+    """Call `tell`, from another thread, if the block takes longer than `seconds`."""
+    timer = threading.Timer(seconds, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class RemotePath:

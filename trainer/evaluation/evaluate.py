@@ -190,7 +190,7 @@ def open_checkpoint(
     training = build_training(config, runtime)
     parallel = training.parallel
     tensors: dict[str, Any] = {"model": parallel.module.state_dict()}
-    dcp.load(tensors, path)
+    dcp.load(tensors, path, runtime=runtime)
     parallel.module.load_state_dict(tensors["model"])
     return Opened(training.pipeline, loader, config, manifest["step"])
 

@@ -8,6 +8,7 @@ that one process and many take the same path.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
@@ -31,6 +32,8 @@ _MAX_TIMEOUT_SECONDS = 30 * 86_400.0
 _MAX_THREADS = 1024
 # How often rank 0 looks who has come.
 _LOOK_SECONDS = 0.02
+# How long ranks wait for one that reads or writes slowly; a dead rank is noticed at once.
+PATIENCE = timedelta(days=7)
 
 
 class RunError(RuntimeError):
@@ -47,6 +50,7 @@ class Runtime:
         device: where this process computes.
         seed: of model initialisation, the same on all ranks.
         restarts: how many times the launcher has started the ranks again after a failure.
+        timeout_seconds: how long a collective of `group` waits for the other ranks.
     """
 
     rank: int
@@ -56,6 +60,7 @@ class Runtime:
     device: torch.device
     seed: int
     restarts: int = 0
+    timeout_seconds: float = 600.0
 
     @property
     def is_first(self) -> bool:
@@ -68,6 +73,16 @@ class Runtime:
         group = dist.group.WORLD
         if group is None:
             raise RunError("no process group: expected runtime.start() to have been called")
+        return group
+
+    @functools.cached_property
+    def patient(self) -> dist.ProcessGroup:
+        """A process group of all ranks, on the CPU, that waits for one whose disk is slow.
+
+        Collective where it is asked for first.
+        """
+        group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        assert isinstance(group, dist.ProcessGroup)
         return group
 
     def seed_rank(self) -> None:
@@ -153,7 +168,7 @@ def start(config: RuntimeConfig | None = None) -> Runtime:
     _seed(config.seed)
     # TorchRec's first batch makes torch warn, on every rank, of a function that it does not call.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-    return Runtime(
+    runtime = Runtime(
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
@@ -161,7 +176,11 @@ def start(config: RuntimeConfig | None = None) -> Runtime:
         device=device,
         seed=config.seed,
         restarts=restarts,
+        timeout_seconds=config.timeout_seconds,
     )
+    # As in `_join`: nobody goes on, and perhaps fails, before all are connected.
+    dist.barrier(group=runtime.patient)
+    return runtime
 
 
 def prepare_deepspeed(runtime: Runtime) -> None:

@@ -161,7 +161,7 @@ def inherit(config: InheritConfig, values: Mapping[str, Any], state: TrainState)
     for move in moves.values():
         regions[paths["embeddings"] or Path()].extend(move.regions())
     for path, wanted in regions.items():
-        dcp.load({}, path, RegionPlanner(wanted))
+        dcp.load({}, path, RegionPlanner(wanted), state.runtime)
     for move in moves.values():
         move.finish()
     state.put(tensors)

@@ -2,10 +2,12 @@
 """Checkpoints are written beside training, and one that cannot be written loses nothing."""
 
 import contextlib
+import dataclasses
 import errno
 import io
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -13,17 +15,19 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from trainer.checkpoint import dcp, saver, storage
+from trainer.checkpoint import dcp, dcp_files, saver, storage
 from trainer.checkpoint.layout import complete, read_manifest
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.schedule import CheckpointConfig
 from trainer.checkpoint.staging import Staging, local_bytes
 from trainer.runtime.runtime import RunError, Runtime
+from trainer.warm_start.partial_load import Region, RegionPlanner
 
 
 @pytest.fixture
 def runtime():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     device = torch.device("cpu")
     yield Runtime(rank=0, local_rank=0, world_size=1, local_world_size=1, device=device, seed=0)
     dist.destroy_process_group()
@@ -199,6 +203,46 @@ def _save_slowly(runtime, folder, slow_rank: int, asynchronous: bool) -> tuple[l
         storage.Counted.write = write
     assert writes.num_failed == 0 and writes.written_step == 2
     return said, errors.getvalue()
+
+
+def _load_slowly(runtime, folder, slow_rank: int, planner) -> tuple[list[float], str]:
+    """Load a checkpoint while a rank reads for longer than collectives may take."""
+    runtime = dataclasses.replace(runtime, timeout_seconds=0.3)
+    dcp.save({"w": torch.ones(3)}, folder, 1, {})
+    dist.barrier(group=runtime.patient)
+    tensors = {"w": torch.zeros(3)}
+    errors, fill = io.StringIO(), dcp_files._fill
+    # Neither the group that steps use, nor another with its timeout, may be waited in.
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5), runtime.group)
+
+    def slow(*arguments):
+        time.sleep(1.2 if runtime.rank == slow_rank else 0.0)
+        fill(*arguments)
+
+    dcp_files._fill = slow
+    try:
+        with contextlib.redirect_stderr(errors):
+            if planner:
+                region = Region(source="w", offsets=(0,), view=tensors["w"])
+                dcp.load({}, folder / "step-1", RegionPlanner([region]), runtime)
+            else:
+                dcp.load(tensors, folder / "step-1", runtime=runtime)
+    finally:
+        dcp_files._fill = fill
+    return tensors["w"].tolist(), errors.getvalue()
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("slow_rank", [0, 1])
+@pytest.mark.parametrize("planner", [False, True], ids=["resume", "inherit"])
+def test_a_rank_that_reads_longer_than_a_collective_may_take_is_named_and_ends_nothing(
+    processes, tmp_path, slow_rank, planner
+):
+    found = processes.run(_load_slowly, tmp_path, slow_rank, planner)
+    for rank, (values, told) in enumerate(found):
+        assert values == [1.0, 1.0, 1.0]
+        named = f"rank {slow_rank} has been reading a file of the checkpoint for 0.3 s"
+        assert (named in told) == (rank == slow_rank), told
 
 
 @pytest.mark.dist
