@@ -19,6 +19,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader, Sampler
@@ -32,12 +33,13 @@ from trainer.data.splits import describe_days
 from trainer.data.worker import (
     Block,
     WindowDataset,
+    begin,
     dead_workers,
-    end_with_trainer,
     hidden_main,
     start_server,
     unchanged,
 )
+from trainer.runtime.allocator import is_kept
 
 # More batches than any pipeline takes ahead.
 _AHEAD = 64
@@ -332,7 +334,7 @@ class Loader:
             persistent_workers=True,
             pin_memory=self.config.pin_memory,
             multiprocessing_context="forkserver",
-            worker_init_fn=end_with_trainer,
+            worker_init_fn=partial(begin, is_kept()),
         )
 
 

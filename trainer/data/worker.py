@@ -41,6 +41,7 @@ from trainer.data.discovery import day_of
 from trainer.data.hashing import permutation
 from trainer.data.order import Window
 from trainer.data.reader import LogReader
+from trainer.runtime.allocator import keep_memory
 
 _ALIGNMENT = 16
 _EPOCH = date(1970, 1, 1)
@@ -222,7 +223,14 @@ def hidden_main() -> Iterator[None]:
             setattr(main, name, value)
 
 
-def end_with_trainer(_: int = 0) -> None:
+def begin(keep: bool, _: int = 0) -> None:
+    """Begin as a worker process. keep: as the trainer, keep freed memory for the next window."""
+    if keep:
+        keep_memory({})
+    end_with_trainer()
+
+
+def end_with_trainer() -> None:
     """Make this worker end when the training process ends, for any reason.
 
     A worker is a child of the fork server, which lives as long as any worker does. Without this, a

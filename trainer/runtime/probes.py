@@ -32,6 +32,11 @@ def probe_torch() -> str:
     return f"{torch.__version__}, {build}, {torch.get_num_threads()} threads"
 
 
+def probe_allocator() -> str:
+    """Say whether freed memory is kept for the next step."""
+    return importlib.import_module("trainer.runtime.runtime").describe_allocator()
+
+
 def probe_fbgemm() -> str:
     """Call a native operator: importing alone may succeed while the library is not loaded."""
     torch = importlib.import_module("torch")
@@ -179,6 +184,7 @@ def probe_pyarrow() -> str:
 
 PROBES: dict[str, Callable[[], str]] = {
     "torch": probe_torch,
+    "allocator": probe_allocator,
     "fbgemm_gpu": probe_fbgemm,
     "torchrec": probe_torchrec,
     "gloo": probe_gloo,

@@ -25,6 +25,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from trainer.runtime.allocator import ALLOCATORS, Allocator, keep_memory
+
 # Seeds that NumPy, torch and the loader all take as they are.
 _MAX_SEED = 2**32 - 1
 # Above it, the milliseconds of a timeout overflow in the libraries below.
@@ -109,6 +111,9 @@ class RuntimeConfig:
             To use more cores, start more processes: the operations of a ranking model are short,
             and threads synchronize after each of them. With more than one thread, set
             OMP_WAIT_POLICY=passive in the environment of the launch.
+        allocator: `keep` has glibc keep freed memory for the next step, so that a process holds
+            what its largest step needs; `system` leaves the C library's allocator as it is, as
+            other C libraries' always are.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -116,6 +121,7 @@ class RuntimeConfig:
     timeout_seconds: float = 600.0
     hang_seconds: float = 300.0
     num_threads: int = 0
+    allocator: Allocator = "keep"
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -142,6 +148,10 @@ class RuntimeConfig:
                 f"runtime.num_threads: expected an integer from 0 to {_MAX_THREADS}, got "
                 f"{self.num_threads}"
             )
+        if self.allocator not in ALLOCATORS:
+            raise ValueError(
+                f"runtime.allocator: expected 'keep' or 'system', got {self.allocator!r}"
+            )
 
 
 def place() -> tuple[int, int]:
@@ -158,6 +168,8 @@ def start(config: RuntimeConfig | None = None) -> Runtime:
           is not there, or the other ranks did not come in time.
     """
     config = config or RuntimeConfig()
+    if config.allocator == "keep":
+        keep_memory(os.environ)
     rank, local_rank, world_size, local_world_size = _read_launcher(os.environ)
     device = _choose_device(config.device, local_rank)
     if config.num_threads:
@@ -190,6 +202,11 @@ def prepare_deepspeed(runtime: Runtime) -> None:
     """
     os.environ["DS_ACCELERATOR"] = runtime.device.type
     os.environ["LOCAL_RANK"] = str(runtime.local_rank)
+
+
+def describe_allocator() -> str:
+    """Return in one line what `runtime.allocator keep` does on this machine."""
+    return keep_memory(os.environ)[1]
 
 
 def set_defaults(settings: Mapping[str, str]) -> None:
