@@ -7,8 +7,8 @@
   python -m pipelines.publish DIR --mlflow URI                 copies all of it to an MLflow server
 
 DIR is the --output of the nightly pipeline; `pipelines/nightly/model_store.py` lists what lies
-in it. A rollback is copied to the MLflow server that nights of DIR were copied to
-(`pipelines/nightly/mlflow_tracking.py`).
+in it. A rollback is copied to the MLflow server that --mlflow names
+(`pipelines/nightly/mlflow_tracking.py`); a server that only DIR names is not contacted.
 
 Exit codes: 0 done; 1 it failed; 2 there is no such folder or model, or a file of it is damaged.
 """
@@ -24,7 +24,7 @@ from pipelines.nightly import mlflow_tracking
 from pipelines.nightly.model_store import Store
 from pipelines.orchestration.lock import Lock, LockedError
 from pipelines.orchestration.stage import StageError
-from trainer.runtime.printable import printable_lines
+from trainer.runtime.printable import printable, printable_lines
 from trainer.runtime.program import program
 
 
@@ -57,10 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"serving: {act(options.serve, options.reason)}", flush=True)
         print(store.describe(), flush=True)
         moved = options.rollback or options.serve
-        server = given or (mlflow_tracking.remembered(store) if moved else None)
-        if server is not None:
-            again = f"run python -m pipelines.publish {options.folder} --mlflow {server.public}"
-            print(f"{server.public}: {mlflow_tracking.synchronize(store, server, again)}")
+        command = f"python -m pipelines.publish {options.folder} --mlflow"
+        if given is not None:
+            again = f"run {command} {given.public}"
+            print(f"{given.public}: {mlflow_tracking.synchronize(store, given, again)}")
+        elif moved and (known := mlflow_tracking.remembered(store)):
+            print(printable(f"MLflow ({known}) has not been told: {command} URI tells it"))
     except (ValueError, LockedError, StageError, OSError) as error:
         print(printable_lines(f"error: {error}"), file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1

@@ -16,6 +16,7 @@ from trainer.checkpoint.ownership import RUN, check_free, release, take
 from trainer.checkpoint.storage import Folder, address, locate
 from trainer.config.config import TrainConfig, config_from_dict, to_dict, write_config
 from trainer.runtime.atomic_files import is_partial, read_json, write_json
+from trainer.runtime.credentials import without_credentials
 from trainer.runtime.dict_diff import differences
 from trainer.runtime.runtime import Runtime
 
@@ -209,6 +210,8 @@ def _moved(output: Path, old: Any, config: TrainConfig) -> list[str]:
     was, now = _folder_of(old), _folder_of(to_dict(config))
     if was == now:
         return []
+    if "://" in was:  # only the folder names that address, so nobody looks what is there
+        return [f"checkpoint.folder: {without_credentials(was)!r}, now {now!r}"]
     held = [folder for folder in (was, now) if complete(checkpoint_folder(output, folder))]
     return (
         [f"checkpoint.folder: {was!r}, now {now!r}, with checkpoints in {held[0]!r}"]
@@ -220,7 +223,7 @@ def _moved(output: Path, old: Any, config: TrainConfig) -> list[str]:
 def _leave(output: Path, old: Any, config: TrainConfig) -> None:
     """Release the old checkpoint folder if the run has moved to another one."""
     was = _folder_of(old)
-    if was and was != _folder_of(to_dict(config)):
+    if was and "://" not in was and was != _folder_of(to_dict(config)):
         with contextlib.suppress(Exception):  # any file system's; a failure does not hurt this run
             release(checkpoint_folder(output, was), output)
 

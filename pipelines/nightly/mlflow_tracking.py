@@ -12,8 +12,9 @@ and any later night or `python -m pipelines.publish DIR --mlflow URI` makes up f
     tags `withdrawn`, `replaced`      rolled back, why; its date was run again on other data
 
 A night and its version are known by a fingerprint of what the store keeps, so that telling it twice
-changes nothing. DIR/mlflow/settings.json remembers server and name, for rollbacks; a user and a
-password in the URI are neither kept nor shown (MLFLOW_TRACKING_USERNAME and _PASSWORD do as well).
+changes nothing. DIR/mlflow/settings.json remembers server and name, so that a rollback can say who
+has not been told; who is contacted is said on the command line alone. A user and a password in the
+URI are neither kept nor shown (MLFLOW_TRACKING_USERNAME and _PASSWORD do as well).
 Requests end after 10 s and are tried three times (MLFLOW_HTTP_REQUEST_TIMEOUT, _MAX_RETRIES).
 """
 
@@ -115,14 +116,11 @@ def from_options(options: argparse.Namespace) -> MlflowConfig | None:
     return None
 
 
-def remembered(store: Store) -> MlflowConfig | None:
-    """Return the server that nights of a store were last copied to, if any."""
+def remembered(store: Store) -> str:
+    """Return the server and the name that nights of a store were last copied to, as a text."""
     found = _settings(store)
-    return (
-        MlflowConfig(uri=found["uri"], model=found["model"])
-        if {"uri", "model"} <= found.keys()
-        else None
-    )
+    known = {"uri", "model"} <= found.keys()
+    return f"{without_credentials(found['uri'])}, model {found['model']!r}" if known else ""
 
 
 def synchronize(store: Store, config: MlflowConfig, again: str) -> str:

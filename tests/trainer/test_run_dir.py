@@ -4,6 +4,7 @@
 import contextlib
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -158,6 +159,10 @@ def test_of_two_fresh_runs_with_one_folder_for_checkpoints_the_second_is_refused
     assert claim(tmp_path / "a", into(shared), runtime) is None, "the first goes on"
     (tmp_path / "a").rename(tmp_path / "moved")
     assert claim(tmp_path / "moved", into(shared), runtime) is None, "wherever it is moved to"
+    if "://" in shared:  # whether checkpoints are left there, nobody looks
+        with pytest.raises(ValueError, match=r"checkpoint.folder: '.*', now ''\); resume it with"):
+            claim(tmp_path / "moved", into(""), runtime)
+        return
     assert claim(tmp_path / "moved", into(""), runtime) is None
     assert claim(tmp_path / "b", into(shared), runtime) is None, "free since the first moved out"
     with pytest.raises(ValueError, match=r"belongs to the run in .*/b; choose another"):
@@ -256,6 +261,28 @@ def test_a_relative_folder_of_checkpoints_is_the_same_from_everywhere(
     moved = output.rename(tmp_path / "moved")
     assert resolve(moved) == moved / "kept/checkpoints/step-4", "and after the run has moved"
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        *("memory://other/x", "s3://bucket/x", "filecache::s3://bucket/x", "http://127.0.0.1:1/x"),
+        *("file:///etc", "github://me:it@/x", "simplecache::memory://x"),
+    ],
+)
+def test_an_address_that_only_a_folder_names_is_not_opened(tmp_path, runtime, monkeypatch, named):
+    opened = []
+    monkeypatch.setattr("fsspec.filesystem", lambda *names, **_: opened.append(names))
+    run = tmp_path / "run"
+    run.mkdir()
+    values = to_dict(with_folder(""))
+    values["checkpoint"]["folder"] = named
+    (run / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="an address is not contacted because a folder names it"):
+        resolve(run)
+    with pytest.raises(ValueError, match=re.escape("checkpoint.folder: '")):
+        claim(run, with_folder(""), runtime)
+    assert opened == []
 
 
 @pytest.mark.parametrize(

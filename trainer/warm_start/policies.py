@@ -35,8 +35,9 @@ from trainer.checkpoint.layout import (
     complete,
     read_manifest,
 )
-from trainer.checkpoint.storage import Folder, locate, read_bounded
+from trainer.checkpoint.storage import Folder, address, locate, read_bounded
 from trainer.runtime.atomic_files import MAX_JSON_BYTES, parse_json
+from trainer.runtime.credentials import without_credentials
 
 Policy = Literal["continue", "naive", "progressive", "fresh_tables", "nightly"]
 GROUPS = (
@@ -134,7 +135,8 @@ def resolve(place: str | Path) -> Folder:
         place: a folder, or the URL of one. A run's folder leads to where its checkpoints are.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or the folder says that they are at an address: only addresses
+            that the caller names are contacted, with the credentials that this process has.
     """
     folder = locate(place)
     places = (*_elsewhere(folder), folder / CHECKPOINTS, folder)
@@ -167,4 +169,24 @@ def _elsewhere(folder: Folder) -> list[Folder]:
         named = config["checkpoint"]["folder"]
     except (OSError, ValueError, KeyError, TypeError):
         return []  # not a run's folder; the caller names what is there
-    return [checkpoint_folder(folder, named)] if named and isinstance(named, str) else []
+    if not named or not isinstance(named, str):
+        return []
+    if "://" in named and not _same_server(address(folder), named):
+        raise ValueError(
+            f"{folder}: its config.json has its checkpoints at {without_credentials(named)}, and "
+            "an address is not contacted because a folder names it; name that address instead of "
+            "the folder"
+        )
+    return [checkpoint_folder(folder, named)]
+
+
+def _same_server(ours: str, named: str) -> bool:
+    """Return whether an address leads to the file system and the bucket of one that we were given.
+
+    The names of file systems may be chained (`filecache::s3://`), so they must be equal as a whole.
+    """
+    scheme, _, rest = ours.partition("://")
+    return bool(rest) and (scheme, rest.partition("/")[0]) == (
+        named.partition("://")[0],
+        named.partition("://")[2].partition("/")[0],
+    )

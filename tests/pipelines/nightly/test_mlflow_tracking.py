@@ -125,17 +125,16 @@ def test_a_server_learns_of_nights_once_and_follows_the_pointer(server, night, t
     assert newest.source.endswith(str(store.checkpoint(DAYS[4])))
     assert newest.source.startswith("fullrank://") and newest.run_id == told.info.run_id
     assert alias() == DAYS[4] == store.serving()
-    # Again: nothing. A rollback, by hand and without the server's name: the alias follows.
+    # Again: nothing. A rollback by hand: the alias follows, if the server is named.
     assert night(DAYS[4], *words) == run.DONE
-    assert (
-        publish.main([str(tmp_path / "out"), "--mlflow", server, "--mlflow-model", "follow"]) == 0
-    )
+    ours = [str(tmp_path / "out"), "--mlflow", server, "--mlflow-model", "follow"]
+    assert publish.main(ours) == 0
     assert len(runs(client, "follow")) == 3 and len(versions(client, "follow")) == 2
     why = "clicks fell, " * 2000
-    assert publish.main([str(tmp_path / "out"), "--rollback", "--reason", why]) == 0
+    assert publish.main([*ours, "--rollback", "--reason", why]) == 0
     assert alias() == DAYS[2] == store.serving()
     assert versions(client, "follow")["2"].tags["withdrawn"].startswith("clicks fell, clicks")
-    assert publish.main([str(tmp_path / "out"), "--serve", DAYS[4]]) == 0
+    assert publish.main([*ours, "--serve", DAYS[4]]) == 0
     assert alias() == DAYS[4] and "withdrawn" not in versions(client, "follow")["2"].tags
     # The night made anew is another model: a version of its own, and the old one says so.
     assert night(DAYS[4], *words, "--from", "candidate") == run.DONE
@@ -180,7 +179,8 @@ def test_a_night_whose_server_is_away_publishes_says_so_and_is_made_up_for(
         started = time.monotonic()
         assert night(DAYS[5], *words, "--mlflow-model", "away") == run.FAILED
         capsys.readouterr()
-        assert publish.main([str(tmp_path / "out"), "--rollback"]) == 1
+        rollback = [str(tmp_path / "out"), "--rollback", *words, "--mlflow-model", "away"]
+        assert publish.main(rollback) == 1
         assert time.monotonic() - started < 60
     assert store.serving() == DAYS[4]
     assert f"run python -m pipelines.publish {tmp_path / 'out'} --mlflow http" in (
@@ -192,6 +192,25 @@ def test_a_night_whose_server_is_away_publishes_says_so_and_is_made_up_for(
         mlflow_tracking.StageError, match="belongs to another folder of nights; choose"
     ):
         mlflow_tracking.synchronize(other, MlflowConfig(uri=server, model="away"), "x")
+
+
+def test_a_server_that_only_a_folder_names_is_never_contacted(night, tmp_path, capsys):
+    for day in DAYS[2:4]:
+        assert night(day) == run.DONE
+    store = Store(tmp_path / "out")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(0.2)
+        address = f"http://me:s3cret@127.0.0.1:{silent.getsockname()[1]}"
+        settings = {"uri": address, "model": "x\nserving: 2030-01-01"}
+        (store.folder / "mlflow").mkdir()
+        (store.folder / "mlflow" / "settings.json").write_text(json.dumps(settings))
+        assert publish.main([str(store.folder), "--rollback"]) == 0
+        with pytest.raises(TimeoutError):
+            silent.accept()
+    assert store.serving() == DAYS[2]
+    said = capsys.readouterr().out
+    assert "has not been told: python -m pipelines.publish" in said
+    assert "s3cret" not in said and "\nserving: 2030" not in said
 
 
 class Busy(http.server.BaseHTTPRequestHandler):

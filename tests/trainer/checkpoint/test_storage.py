@@ -163,9 +163,10 @@ def test_a_run_is_killed_and_resumed_from_s3_bit_by_bit(server, processes, tmp_p
     (message, _) = processes.run(_in, server, runs.failure, remote, tmp_path / "other")
     assert "holds checkpoints of another run (step-5)" in message
     metrics = json.loads((tmp_path / "cut" / "metrics.json").read_text())
-    for place in (str(tmp_path / "cut"), folder):
-        (found, _) = processes.run(_in, server, _evaluated, place, logs)
-        assert found["auc"] == metrics["auc"]
+    (found, _) = processes.run(_in, server, _evaluated, folder, logs)
+    assert found["auc"] == metrics["auc"]
+    with pytest.raises(ValueError, match=f"config.json has its checkpoints at {folder}, and an "):
+        resolve(tmp_path / "cut")
     words = ("--inherit.path", folder, "--inherit.policy", "nightly", "--max-steps", "1")
     heir = runs.small("dlrm.demo", logs, *words)
     processes.run(_in, server, runs.train, heir, tmp_path / "heir")
