@@ -15,6 +15,8 @@ from trainer.metrics.spec import METRICS
 
 # Below so many rows of a class the AUC's error is about 0.04 and more.
 LEAST_OF_A_CLASS = 50
+# Below so many, and without any, nothing else about the label means anything either.
+_NOTHING_OF_A_CLASS = 10
 _LEAST_USERS = 10
 _TOP_SHARE = 0.5
 _CALIBRATION = (0.5, 2.0)
@@ -81,9 +83,12 @@ def doubts(
         "interval_without_width": _no_width(known, intervals or {}),
         "worse_than_constant": _above(known, "ne", 1.0),
         "miscalibrated": _miscalibrated(known),
-        "reversed_order": _reversed(known),
+        "reversed_order": _reversed(known, intervals or {}),
         "label_leak": _leak(known),
     }
+    if _least_of_a_class(known)[0] < _NOTHING_OF_A_CLASS:
+        # One reason for all: the others would be consequences of it, or chance.
+        found = {name: found[name] for name in ("few_rows_of_a_class", "undefined_auc")}
     start = f"label {label!r}: " if label else ""
     return {name: f"{start}{text}" for name, text in found.items() if text}
 
@@ -114,14 +119,19 @@ def all_doubts(metrics: Mapping[str, Any], details: Mapping[str, Any]) -> dict[s
 
 def _few_rows(known: Mapping[str, float]) -> str:
     """Say that a class has few rows; a class without rows has no AUC at all."""
-    rows, positive = known.get("rows"), known.get("positive_rows")
-    if rows is None or (positive is None and "label_mean" not in known):
-        return ""
-    positive = rows * known["label_mean"] if positive is None else positive
-    least, name = min((positive, "positive"), (rows - positive, "negative"))
+    least, name = _least_of_a_class(known)
     if not 0 < least < LEAST_OF_A_CLASS or "auc" not in known:
         return ""
-    return f"auc {known['auc']:.4f} rests on {least:,.0f} {name} of {rows:,.0f} rows"
+    return f"auc {known['auc']:.4f} rests on {least:,.0f} {name} of {known['rows']:,.0f} rows"
+
+
+def _least_of_a_class(known: Mapping[str, float]) -> tuple[float, str]:
+    """Return how many rows the class with fewer of them has, and its name; infinite if unknown."""
+    rows, positive = known.get("rows"), known.get("positive_rows")
+    if rows is None or (positive is None and "label_mean" not in known):
+        return math.inf, ""
+    positive = rows * known["label_mean"] if positive is None else positive
+    return min((positive, "positive"), (rows - positive, "negative"))
 
 
 def _undefined(metrics: Mapping[str, Any], known: Mapping[str, float]) -> str:
@@ -171,13 +181,26 @@ def _miscalibrated(known: Mapping[str, float]) -> str:
     )
 
 
-def _reversed(known: Mapping[str, float]) -> str:
-    """Say that an AUC is below 0.5 by more than its error, or a GAUC of enough users below it."""
+def _reversed(known: Mapping[str, float], intervals: Mapping[str, Any]) -> str:
+    """Say that an AUC or a GAUC of enough users is below 0.5 by more than its error.
+
+    The error is the 95 % interval's where there is one. An AUC has a standard error too. The AUC of
+    one user deviates by at most 0.5, so an average over n users with equal weights by
+    0.5 / sqrt(n); a heavy user adds its share.
+    """
+    users, top = known.get("gauc_users", math.inf), known.get("gauc_top_share", 0.0)
+    errors = {
+        "auc": known.get("auc_standard_error", 0.0),
+        "gauc": math.hypot(top, math.sqrt(1 / max(users, 1.0))) / 2,
+    }
     parts = []
-    if "auc" in known and known["auc"] < 0.5 - 2 * known.get("auc_standard_error", 0.0):
-        parts.append(f"auc is {known['auc']:.4f}")
-    if known.get("gauc", 0.5) < 0.5 and known.get("gauc_users", math.inf) >= _LEAST_USERS:
-        parts.append(f"gauc is {known['gauc']:.4f}")
+    for name, error in errors.items():
+        value, ends = known.get(name, math.inf), intervals.get(name)
+        high = value + 2 * error
+        if isinstance(ends, list | tuple) and len(ends) == 2 and _is_number(ends[1]):
+            high = float(ends[1])
+        if max(value, high) < 0.5 and (name == "auc" or users >= _LEAST_USERS):
+            parts.append(f"{name} is {value:.4f}")
     return f"{' and '.join(parts)}, below 0.5" if parts else ""
 
 

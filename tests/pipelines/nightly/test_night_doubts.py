@@ -52,9 +52,9 @@ def test_a_share_above_one_is_refused():
 
 
 def test_what_is_doubtful_about_either_model_is_a_note_and_a_number():
-    serving = GOOD | {"gauc": 0.48}
+    serving = GOOD | {"gauc": 0.42}
     (note,) = GateConfig().notes(GOOD, serving)
-    assert note == "serving: gauc is 0.4800, below 0.5 (reversed_order)"
+    assert note == "serving: gauc is 0.4200, below 0.5 (reversed_order)"
     verdict = {"reasons": [], "notes": [note]}
     status = RunStatus(metrics={"evaluation": {"models": [GOOD, serving]}, "verdict": verdict})
     found = night_metrics.collect("2026-01-03", status)
