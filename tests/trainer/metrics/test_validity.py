@@ -59,7 +59,6 @@ def test_what_means_nothing_is_named(change, name, text):
         *(
             {"gauc": 0.4983},
             {"gauc": 0.47, "gauc_top_share": 0.1},
-            {"gauc": 0.3, "gauc_users": 9.0},
         ),
     ],
 )
