@@ -309,7 +309,7 @@ class ReportTarget(Target):
             if random.random() < 0.3:
                 files[name] = damage_bytes(text, random)
                 continue
-            with contextlib.suppress(ValueError):  # damaged already
+            with contextlib.suppress(ValueError, RecursionError):  # damaged already
                 if name.endswith("l"):
                     lines = [json.loads(line) for line in text.splitlines()]
                     tree = damage_tree(lines, random)

@@ -121,6 +121,20 @@ def test_a_worker_that_dies_is_a_finding_and_the_cases_after_it_are_read(tmp_pat
     assert (tmp_path / "planted-0-2" / "input").read_bytes()
 
 
+class Twice(Random):
+    """Damages the same file in both of two turns."""
+
+    def sample(self, population, k, **_):
+        return [population[0]] * k
+
+
+def test_a_file_that_is_too_deep_for_python_is_damaged_no_further(tmp_path):
+    target = TARGETS["report"](tmp_path)
+    target.files["config.json"] = b"[" * 100_000
+    for seed in range(20):
+        assert target.damaged(Twice(seed)).keys() == target.files.keys()
+
+
 # Cases of each kind that every run of the tests reads; `make fuzz` reads more.
 CASES = {"schema": 80, "manifest": 40, "index": 60, "report": 30}
 CASES |= {"csv": 100, "json": 100, "parquet": 100}

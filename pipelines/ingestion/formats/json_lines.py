@@ -3,8 +3,9 @@
 
 Each value is read as its text, and an array as a list of texts; what they become is decided by the
 schema, as with CSV. A key that a line lacks is null. `records.py` cuts blocks into lines,
-`json_tokens.py` checks them, Arrow parses a block at once. A block that does not parse is halved
-until its bad lines are alone. Keys that nobody reads are not looked at, beyond their syntax.
+`json_tokens.py` checks them, Arrow parses a block at once. Where a block does not parse, Arrow says
+at which line; what is before and after it is read again. Keys that nobody reads are not looked at,
+beyond their syntax.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ _TYPES = {
 }
 _CHANGED = re.compile(r"Column\(/(.*?)((?:/\[\])*)\) changed from (\w+) to (\w+)")
 _TWICE = re.compile(r"Column\(/(.*)\) was specified twice")
+_ROW = re.compile(r" in row (\d+)$")
 _TEXT_SHOWN = 1_000
-# Of one block, to find its bad lines: about a second.
-_MOST_READS = 2000
+# Of one block, to find its bad lines: about two seconds.
+_MOST_READS = 8000
 _CROWDED = " (in this line or one near it: too many bad lines to read each alone)"
 
 
@@ -119,7 +121,7 @@ class JsonLines:
             read = _Reader(quoted, self._explicit(columns))
             read.all()
         if read.failed:
-            read.halve(0, len(quoted.lines))
+            read.around(0, len(quoted.lines))
         for place, why in read.bad:
             malformed.append((int(numbers[quoted.lines[place]]), why, _shown(quoted.line(place))))
         kept = np.delete(quoted.lines, [place for place, _ in read.bad])
@@ -170,12 +172,36 @@ class _Reader:
         self.bad: list[tuple[int, str]] = []
         self.failed = False
         self._reads = 0
+        self._row = -1  # the line that the last read stopped at, as Arrow counts
 
     def all(self) -> bool:
         """Read the whole block at once; return whether every line is good."""
         if len(self.quoted.lines):
             self.failed = bool(self._read(0, len(self.quoted.lines)))
         return not self.failed
+
+    def around(self, first: int, stop: int) -> None:
+        """Read the lines before, between and after the bad ones, at which Arrow stops.
+
+        Where it does not say at which line, the lines are halved. After `_MOST_READS` reads of a
+        block all other lines are bad, as in `halve`.
+        """
+        while first < stop and self._reads <= _MOST_READS:
+            why = self._read(first, stop)
+            if not why:
+                return
+            bad = first + self._row
+            if not first <= bad < stop:
+                self.halve(first, stop)
+                return
+            if bad > first and self._read(first, bad):
+                self.halve(first, bad)  # a line with two objects in it counts twice
+                first = bad
+                continue
+            self.bad.append((bad, why))
+            first = bad + 1
+        rest = "not read: too many bad lines near it to read each line alone"
+        self.bad += [(line, rest) for line in range(first, stop)]
 
     def halve(self, first: int, stop: int) -> None:
         """Read the halves of lines that do not parse together, down to single bad lines.
@@ -204,7 +230,10 @@ class _Reader:
                 pj.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore"),
             )
         except pa.ArrowException as error:
-            return _reason(first_line(error))
+            message = first_line(error)
+            found = _ROW.search(message)
+            self._row = int(found[1]) if found else -1
+            return _reason(message)
         if table.num_rows != stop - first:
             return "not one JSON object"
         self.tables.append(table.select(self.schema.names))
@@ -221,7 +250,7 @@ def _reason(message: str) -> str:
         return f"key {found[1]!r} appears more than once"
     if "Column()" in message:
         return "not one JSON object"
-    message = re.sub(r" in row \d+$", "", message.removeprefix("JSON parse error: "))
+    message = _ROW.sub("", message.removeprefix("JSON parse error: "))
     return f"not JSON: {message.rstrip('.')}"
 
 
@@ -233,15 +262,17 @@ def _named(word: str) -> str:
 def _shapes(text: bytes) -> dict[str, str]:
     """Return the keys of objects in lines, and what most of their values that are no null are."""
     counts: dict[str, Counter[str]] = {}
+    decode = json.JSONDecoder(parse_int=str).decode
     for line in text.splitlines():
         try:
-            found = json.loads(line, parse_int=str)
+            found = decode(line.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
             continue
         for name, value in found.items() if isinstance(found, dict) else ():
-            seen = counts.setdefault(name, Counter())
+            if name not in counts:
+                counts[name] = Counter()
             if value is not None:
-                seen[_shape(value)] += 1
+                counts[name][_shape(value)] += 1
     return {name: seen.most_common(1)[0][0] if seen else "null" for name, seen in counts.items()}
 
 

@@ -93,7 +93,7 @@ class _Block:
         ends = line_ends(array, is_last=True)
         starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)[: len(ends)]
         if len(ends):
-            is_filled = np.add.reduceat(array > ord(" "), starts, dtype=np.int64) > 0
+            is_filled = np.maximum.reduceat(array, starts) > ord(" ")
             starts, ends = starts[is_filled], ends[is_filled]
         self.starts, self.ends = starts, ends  # (L,)
         self.is_bad = np.zeros(len(ends), np.bool_)
@@ -157,10 +157,12 @@ class _Block:
 
     def _words(self, is_bare: NDArray[np.bool_], structure: NDArray[np.int64]) -> NDArray[np.int64]:
         """Check the bare words; return (2T,) the bounds of those that are no null."""
-        turns = np.diff(is_bare.view(np.int8), prepend=0, append=0)
-        starts, ends = np.flatnonzero(turns == 1), np.flatnonzero(turns == -1)
-        if not len(starts):
-            return starts
+        if not is_bare.any():
+            return np.empty(0, np.int64)
+        # Where bare words begin and end, in turn. The block ends with a line's end, which is none.
+        bounds = np.flatnonzero(is_bare[1:] != is_bare[:-1]) + 1
+        bounds = np.concatenate([[0], bounds]) if is_bare[0] else bounds
+        starts, ends = bounds[::2], bounds[1::2]
         offsets = np.concatenate([[0], np.cumsum(ends - starts)]).astype(np.int32)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.array[is_bare])]
         words = pa.Array.from_buffers(pa.string(), len(starts), buffers)  # (T,)

@@ -107,7 +107,7 @@ class Cutter:
         kinds[(ends == starts) | ((ends - starts == 1) & (array[starts] == _CR))] = _BLANK
         if self.dialect.skips_spaces and len(ends):
             stop = int(ends[-1]) + 1
-            kinds[np.add.reduceat(array[:stop] > ord(" "), starts, dtype=np.int64) == 0] = _BLANK
+            kinds[np.maximum.reduceat(array[:stop], starts) <= ord(" ")] = _BLANK
         whys: dict[int, str] = {}
         used = len(ends)
         self.saw_quote |= b'"' in data

@@ -303,13 +303,15 @@ def test_settings_below_their_minimum_are_named(name):
 
 
 def test_an_evaluation_that_means_nothing_raises_an_alert_once_in_any_mode(tmp_path, capsys):
-    bad = {"auc": 0.0, "rows": 4.0, "positive_rows": 1.0, "ne": 10.0, "calibration": 1.0}
+    bad = {"auc": 0.0, "rows": 400.0, "positive_rows": 20.0, "ne": 10.0, "calibration": 1.0}
     with Telemetry(tmp_path, 0, 4, TelemetryConfig(mode="quiet")) as telemetry:
         telemetry.evaluation(2, bad)
         telemetry.evaluation(4, bad, details={"intervals": {"auc": [0.0, 0.0]}})
         state = telemetry.state_dict()
     said = capsys.readouterr().err
-    assert said.count("ALERT few_rows_of_a_class at step 2: auc 0.0000 rests on 1 positive of") == 1
+    assert (
+        said.count("ALERT few_rows_of_a_class at step 2: auc 0.0000 rests on 20 positive of") == 1
+    )
     assert said.count("ALERT worse_than_constant") == 1
     assert "ALERT interval_without_width at step 4: the 95 % interval of auc 0.0000" in said
     lines = [json.loads(one) for one in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
