@@ -29,7 +29,7 @@ from torch import nn
 
 from models.plugins import GROUP, announced
 
-# Folders beside this file, each of whose modules holds a tower or parts of one.
+# Packages beside this file, each of whose modules holds a tower or parts of one.
 _FOLDERS = ("towers", "baselines")
 
 
@@ -128,8 +128,9 @@ def find_tower(name: Any) -> type[TowerConfig]:
         ValueError: no such class is imported, and no installed package announces it.
     """
     for folder in _FOLDERS:
-        for module in pkgutil.iter_modules([str(Path(__file__).with_name(folder))]):
-            importlib.import_module(f"{__package__}.{folder}.{module.name}")
+        place = [str(Path(__file__).with_name(folder))]
+        for module in pkgutil.walk_packages(place, f"{__package__}.{folder}."):
+            importlib.import_module(module.name)
     known = {type_name(kind): kind for kind in _subclasses(TowerConfig)}
     if isinstance(name, str) and name not in known and ":" in name:
         package = name.partition(":")[0].partition(".")[0]

@@ -115,7 +115,7 @@ def test_schemas_load_and_code_runs(path, tmp_path, monkeypatch):
         (tmp_path / "schema.yaml").write_text(text)
         load_schema(tmp_path / "schema.yaml")
     for text in blocks(path, "python"):
-        module = ModuleType("models.baselines.mean")
+        module = ModuleType("models.baselines.fields.mean")
         monkeypatch.setitem(sys.modules, module.__name__, module)  # where dataclasses look
         exec(compile(text, str(path), "exec"), module.__dict__)
         tower = module.__dict__["MeanConfig"]().build(3, 8)

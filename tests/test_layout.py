@@ -290,7 +290,7 @@ def towers() -> set[str]:
     """Names of the classes of towers and of their configurations."""
     found = set()
     for folder in ("towers", "baselines"):
-        for path in (ROOT / "models" / folder).glob("*.py"):
+        for path in (ROOT / "models" / folder).rglob("*.py"):
             tree = ast.parse(path.read_text(encoding="utf-8"))
             names = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
             found |= {n.removesuffix("Config") for n in names if n.endswith("Config")} & names

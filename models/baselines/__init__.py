@@ -1,1 +1,1 @@
-"""Baseline towers, one short file each."""
+"""Baseline towers: of fields, of sequences, of tokens."""

@@ -13,7 +13,7 @@ import os
 import shutil
 from pathlib import Path
 
-from models.baselines.dlrm import DLRMConfig
+from models.baselines.fields.dlrm import DLRMConfig
 from models.heads import HeadConfig
 from pipelines.synthesize import SynthesisConfig, synthesize
 from pipelines.synthetic.click_model import ClickConfig

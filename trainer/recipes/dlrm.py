@@ -7,7 +7,7 @@ A run: python -m trainer.train dlrm.globo_dynamic --output DIR --data.path LOGS.
 from __future__ import annotations
 
 from embeddings.schema.lifetime import DynamicConfig
-from models.baselines.dlrm import DLRMConfig
+from models.baselines.fields.dlrm import DLRMConfig
 from models.heads import HeadConfig
 from models.ranking import ModelConfig
 from models.tokens import TokenizerConfig

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from models.baselines.autoint import AutoIntConfig
-from models.baselines.dcnv2 import DCNv2Config
-from models.baselines.dlrm import DLRMConfig
-from models.baselines.gdcn import GDCNConfig
-from models.baselines.hstu import HSTUConfig
-from models.baselines.masknet import MaskNetConfig
-from models.baselines.onetrans import OneTransConfig
-from models.baselines.rankmixer import RankMixerConfig
-from models.baselines.wukong import WuKongConfig
+from models.baselines.fields.autoint import AutoIntConfig
+from models.baselines.fields.dcnv2 import DCNv2Config
+from models.baselines.fields.dlrm import DLRMConfig
+from models.baselines.fields.gdcn import GDCNConfig
+from models.baselines.fields.masknet import MaskNetConfig
+from models.baselines.fields.wukong import WuKongConfig
+from models.baselines.sequences.hstu import HSTUConfig
+from models.baselines.sequences.onetrans import OneTransConfig
+from models.baselines.tokens.rankmixer import RankMixerConfig
 from models.ranking import ModelConfig
 from models.tokens import TokenizerConfig
 from models.tower import StreamTowerConfig, TowerConfig

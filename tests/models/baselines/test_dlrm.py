@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.baselines.dlrm import DLRMConfig
+from models.baselines.fields.dlrm import DLRMConfig
 
 
 def test_top_mlp_reads_tokens_and_each_pair_once() -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.baselines.autoint import AutoIntConfig
-from models.baselines.dcnv2 import DCNv2Config
-from models.baselines.gdcn import GDCNConfig
-from models.baselines.masknet import MaskNetConfig
-from models.baselines.wukong import WuKongConfig
+from models.baselines.fields.autoint import AutoIntConfig
+from models.baselines.fields.dcnv2 import DCNv2Config
+from models.baselines.fields.gdcn import GDCNConfig
+from models.baselines.fields.masknet import MaskNetConfig
+from models.baselines.fields.wukong import WuKongConfig
 
 B, T, D = 3, 4, 2
 CONFIGS = {

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.baselines.hstu import HSTU, HSTUConfig, HSTULayer
+from models.baselines.sequences.hstu import HSTU, HSTUConfig, HSTULayer
 from models.stream import Stream
 from tests.support.derivation import (
     Array,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from models.attention.padding import PaddedHistory
-from models.baselines.onetrans import OneTrans, OneTransConfig, OneTransLayer
+from models.baselines.sequences.onetrans import OneTrans, OneTransConfig, OneTransLayer
 from models.stream import Stream
 from tests.support.derivation import (
     Array,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.baselines.rankmixer import RankMixer, RankMixerConfig, RankMixerLayer, mix_tokens
+from models.baselines.tokens.rankmixer import RankMixer, RankMixerConfig, RankMixerLayer, mix_tokens
 from models.layers import PerTokenFFN, PerTokenGLU
 from tests.support.derivation import (
     Array,

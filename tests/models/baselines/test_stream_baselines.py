@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from models.baselines.hstu import HSTU, HSTUConfig
-from models.baselines.onetrans import OneTrans, OneTransConfig
+from models.baselines.sequences.hstu import HSTU, HSTUConfig
+from models.baselines.sequences.onetrans import OneTrans, OneTransConfig
 from tests.support.derivation import check_gradients, randomize
 from tests.support.streams import stream_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from models.baselines.rankmixer import RankMixerConfig
+from models.baselines.tokens.rankmixer import RankMixerConfig
 from models.diagnostics.rank import (
     cumulative_spectrum,
     diagnose,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.baselines.rankmixer import RankMixerConfig, RankMixerLayer, mix_tokens
+from models.baselines.tokens.rankmixer import RankMixerConfig, RankMixerLayer, mix_tokens
 from models.diagnostics.rank import effective_rank, singular_values, stable_rank
 from models.layers import PerTokenGLU, PerTokenLinear, PerTokenRMSNorm
 from models.towers.rankelastor import (

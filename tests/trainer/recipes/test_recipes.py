@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from models.baselines.rankmixer import RankMixerConfig
+from models.baselines.tokens.rankmixer import RankMixerConfig
 from models.ranking import RankingModel
 from pipelines import demo
 from tests.support import runs

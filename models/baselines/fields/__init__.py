@@ -1,0 +1,1 @@
+"""Baselines that read field tokens, one short file each."""

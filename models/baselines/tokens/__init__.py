@@ -1,0 +1,1 @@
+"""Baselines that mix tokens with weights of their own, one short file each."""
