@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Launch a job on any scheduler torchx knows: `torchx run deploy/components.py:train ...`.
 
-Components: `train`, `evaluate`, `ingest`, `nightly`. torchx executes this file by itself, off the
-import path and inside the namespace of one of its own modules. So it imports nothing of the
+Components: `train`, `evaluate`, `score`, `ingest`, `nightly`. torchx executes this file by itself,
+off the import path and inside the namespace of one of its own modules. So it imports nothing of the
 project, names its modules as strings, and keeps its own names apart from those of torchx.
 
 Each node runs its command under a short bash script: only it knows which interpreter it has, and
@@ -97,6 +97,38 @@ def evaluate(
     words = ["trainer.evaluate", checkpoint, "--data", data, *options]
     node = specs.Role(name="evaluate", image=image, resource=resource_of(size, topology[1]))
     return job("evaluate", node, torchrun_script(words, topology, node, port, patience), mounts)
+
+
+def score(
+    *options: str,
+    checkpoint: str,
+    data: str,
+    output: str,
+    j: str = "1x1",
+    size: str = "local",
+    image: str = "",
+    mounts: str = "",
+    port: int = 0,
+    patience: int = 600,
+) -> specs.AppDef:
+    """Predict a log's rows on N nodes x M processes: Parquet in, Parquet out, a folder a day.
+
+    Args:
+        options: of trainer.score, after `--`: -- --columns user_id,item_id
+        checkpoint: a folder step-N, or a run's folder for its newest checkpoint
+        data: the log's folder or file; labels are not needed
+        output: folder of the scores, which every node sees
+        j: NODESxPROCESSES
+        size: of a node: a name in SIZES (local: of this machine only), or CORES:GPUS:MIB
+        image: image for docker and kubernetes; fullrank:cpu, or fullrank:gpu with GPUs, by default
+        mounts: for docker and kubernetes: type=bind|volume,src=FROM,dst=TO[,readonly][,type=...]
+        port: rendezvous port on node 0; 0 picks one that is free on this machine
+        patience: seconds that the other nodes wait for node 0 to answer before the job fails
+    """
+    topology = parse_topology(j)
+    words = ["trainer.score", checkpoint, "--data", data, "--output", output, *options]
+    node = specs.Role(name="score", image=image, resource=resource_of(size, topology[1]))
+    return job("score", node, torchrun_script(words, topology, node, port, patience), mounts)
 
 
 def ingest(

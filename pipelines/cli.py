@@ -43,6 +43,7 @@ COMMANDS = {
     "train": Command("trainer.train", "train a recipe"),
     "evaluate": Command("trainer.evaluate", "evaluate a checkpoint"),
     "compare": Command("trainer.compare", "compare models on the same rows"),
+    "score": Command("trainer.score", "predict a log: Parquet in, Parquet out"),
     "report": Command("pipelines.report", "compare runs in one HTML page"),
     "nightly": Command("pipelines.run", "train, compare and promote, night by night", ("nightly",)),
     "epochs": Command("pipelines.run", "find the number of epochs", ("epochs",)),

@@ -18,7 +18,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from embeddings.schema.features import DenseFeature, Label, SparseFeature
 from embeddings.schema.lifetime import DynamicConfig
@@ -93,6 +93,9 @@ class Schema:
     timestamp: str = ""
     history_actions: dict[str, str] = dataclasses.field(default_factory=dict)
 
+    # Whether rows have the columns of labels.
+    labelled: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         """Check that names are unique and that parts refer to parts that exist."""
         for what, names in (
@@ -156,7 +159,7 @@ class Schema:
         names = [feature.column for feature in (*self.sparse, *self.dense)]
         names += [feature.weights for feature in self.sparse]
         names += list(self.history_actions.values())
-        for label in self.labels:
+        for label in self.labels if self.labelled else ():
             names += [label.column, label.weight]
         names += [self.user, self.timestamp]
         return tuple(dict.fromkeys(name for name in names if name))
@@ -164,6 +167,11 @@ class Schema:
     def table(self, name: str) -> Table:
         """Return the table called `name`. Raises KeyError if there is none."""
         return next(table for table in self.tables if table.name == name)
+
+    def without_labels(self) -> FeatureSchema:
+        """Return the schema of the same rows without labels, weights, user and time."""
+        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        return FeatureSchema(**{**values, "user": "", "timestamp": ""})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts and lists, as `from_dict` reads them."""
@@ -179,6 +187,15 @@ class Schema:
     def fingerprint(self) -> str:
         """Return a hash that changes with anything that changes the meaning of a trained table."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+class FeatureSchema(Schema):
+    """What rows must have that are only scored: the columns of features, and no others.
+
+    Labels keep their names, which are those of the tasks; their columns are not read.
+    """
+
+    labelled = False
 
 
 def schema_from_dict(values: dict[str, Any], source: str = "schema") -> Schema:

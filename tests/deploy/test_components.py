@@ -42,7 +42,7 @@ def node_line(*overrides: str, recipe: str = "specformer.demo", **settings: Any)
     return script(train(*overrides, recipe=recipe, **settings))
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "ingest", "nightly"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "score", "ingest", "nightly"])
 def test_torchx_accepts_each_component_as_written_and_explains_each_flag(name: str) -> None:
     component = get_component(f"{COMPONENTS}:{name}")
     assert component.validation_errors == []

@@ -24,17 +24,19 @@ ROOT = Path(__file__).resolve().parents[2]
 WORDS = {
     "train": "--recipe specformer.demo -j 2x1 -- --data.path logs",
     "evaluate": "--checkpoint runs/mine --data logs -j 2x1 -- --days 2026-01-08",
+    "score": "--checkpoint runs/mine --data logs --output scores -j 2x1 -- --days 2026-01-08",
     "ingest": "--raw raw --schema schema.yaml --output data -j 1x2 -- --ready files",
     "nightly": "--recipe dlrm.demo --data logs --output nights --date 2026-01-08 -- --first-days 3",
 }
 COMMANDS = {
     "train": "-m trainer.train specformer.demo --output runs/specformer.demo-",
     "evaluate": "-m trainer.evaluate runs/mine --data logs --days 2026-01-08",
+    "score": "-m trainer.score runs/mine --data logs --output scores --days 2026-01-08",
     "ingest": "-m pipelines.deliveries raw --schema schema.yaml --output data --ready files",
     "nightly": "-m pipelines.run nightly --date 2026-01-08 --recipe dlrm.demo --output nights "
     "--data logs -j 1x1 --first-days 3",
 }
-NODES = {"train": 2, "evaluate": 2, "ingest": 1, "nightly": 1}
+NODES = {"train": 2, "evaluate": 2, "score": 2, "ingest": 1, "nightly": 1}
 each_component = pytest.mark.parametrize("component", list(WORDS))
 
 

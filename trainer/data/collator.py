@@ -73,7 +73,7 @@ class Collator:
     """Converts records to arrays by one schema.
 
     Args:
-        schema: which columns become which features.
+        schema: which columns become which features. Without `labelled` all weights are 0.
 
     Raises:
         ValueError: a table is too small for its transform, or the sequences of one history differ
@@ -164,7 +164,10 @@ class Collator:
             newest = full.newest(feature.max_length)
             values.append(self._list_rows(feature, newest, counts))
             lengths[i] = newest.lengths  # (B,)
-        labels, weights = label_matrices(schema.labels, columns, num_rows)
+        read = schema.labels if schema.labelled else ()
+        labels, weights = label_matrices(read, columns, num_rows)
+        if not schema.labelled:
+            labels = weights = np.zeros((num_rows, len(schema.labels)), np.float32)
         return BatchArrays(
             values=np.concatenate(values),
             factors=id_factors(schema, columns, lengths)

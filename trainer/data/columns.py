@@ -128,7 +128,7 @@ def uses(schema: Schema) -> list[Use]:
     for feature in schema.dense:
         owner = f"dense feature {feature.name!r}"
         found.append(Use(column=feature.column, owner=owner, kinds=_NUMBER_KINDS))
-    for label in schema.labels:
+    for label in schema.labels if schema.labelled else ():
         for column, owner in ((label.column, "label"), (label.weight, "weight of label")):
             if column:
                 found.append(

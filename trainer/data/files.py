@@ -256,7 +256,7 @@ def _read_footer(path: str, day: str, schema: Schema) -> LogFile:
         ) from error
     check_columns(columns, schema, printable(path), dict(partition_keys(path)))
     rows = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-    families = _families(columns, schema)
+    families = families_of(columns, schema)
     return LogFile(path=path, day=day, row_group_rows=rows, families=families, footer=footer)
 
 
@@ -287,7 +287,7 @@ def check_families(files: Sequence[LogFile]) -> None:
                 )
 
 
-def _families(columns: pa.Schema, schema: Schema) -> tuple[tuple[str, str], ...]:
+def families_of(columns: pa.Schema, schema: Schema) -> tuple[tuple[str, str], ...]:
     """Return the kind of each column that has values: text, date or number."""
     found = []
     for name in schema.columns:

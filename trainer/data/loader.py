@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Sampler
 from embeddings.schema.schema import Schema
 from models.batch import Batch
 from trainer.data.collate import assemble, empty_batch, pad_batch
-from trainer.data.files import LogFile, contents, differences
+from trainer.data.files import LogFile, RowInterval, contents, differences
 from trainer.data.order import EpochOrder, Leg, Order, Window
 from trainer.data.splits import describe_days
 from trainer.data.worker import (
@@ -220,6 +220,11 @@ class Loader:
     def fingerprint(self) -> str:
         """A hash of the files and rows that the loader reads, independent of their paths."""
         return self._fingerprint
+
+    def intervals(self) -> Iterator[RowInterval]:
+        """Yield this rank's rows in the order of its batches, of an epoch in order `none`."""
+        for piece in self._order.share(self._legs, self._rank):
+            yield from self._order.intervals(piece)
 
     def out_of_range(self, step: int | None = None) -> Counter[str]:
         """Return how many `identity` values, by feature, policy `count` has sent to row 0.

@@ -11,7 +11,7 @@ files can be concatenated without a promotion that changes ids, and they are che
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -97,7 +97,7 @@ class LogReader:
         self._rest = None
 
     def _next(self, interval: RowInterval) -> pa.RecordBatch:
-        """Decode the next rows of the open row group, in uniform types."""
+        """Decode the next rows of the open row group."""
         try:
             rows = next(self._stream)
         except StopIteration:
@@ -111,6 +111,10 @@ class LogReader:
         rows = rows.select(self._columns)
         if interval.start >= self._position + rows.num_rows:
             return rows  # skipped: not converted
+        return self._convert(rows, interval)
+
+    def _convert(self, rows: pa.RecordBatch, interval: RowInterval) -> pa.RecordBatch:
+        """Return rows that were just decoded in uniform types."""
         names, columns = rows.schema.names, []
         for name, column in zip(names, rows.columns, strict=True):
             try:
@@ -124,6 +128,22 @@ class LogReader:
                     f"{interval.row_group} of {printable(interval.path)}"
                 ) from error
         return pa.RecordBatch.from_arrays(columns, names)
+
+
+class ColumnReader(LogReader):
+    """Reads intervals of rows of any columns, in the types that they have in the file.
+
+    Args:
+        schema: of the same log.
+        columns: to read.
+    """
+
+    def __init__(self, schema: Schema, columns: Sequence[str]):
+        super().__init__(schema)
+        self._columns = list(columns)
+
+    def _convert(self, rows: pa.RecordBatch, interval: RowInterval) -> pa.RecordBatch:
+        return rows
 
 
 def _damaged(interval: RowInterval, reason: object) -> ValueError:

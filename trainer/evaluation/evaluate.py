@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from models.ranking import Predictions
-from trainer.build import build_training, open_loader
+from trainer.build import Training, build_training, open_loader
 from trainer.checkpoint import dcp
 from trainer.checkpoint.layout import MANIFEST, RUN, read_manifest
 from trainer.checkpoint.storage import Folder
@@ -186,13 +186,22 @@ def open_checkpoint(
         path="the training log", row_group_rows=(), families=tuple(manifest["families"].items())
     )
     check_families((trained, *loader.files))
+    return Opened(load_model(path, config, runtime).pipeline, loader, config, manifest["step"])
+
+
+def load_model(path: Folder, config: TrainConfig, runtime: Runtime) -> Training:
+    """Return the model of a checkpoint, its tables sharded over the ranks. Collective.
+
+    Raises:
+        ValueError: it does not hold what `config` names, or is damaged.
+    """
     check_tables(config.schema.tables, config.sparse, runtime)
     training = build_training(config, runtime)
-    parallel = training.parallel
-    tensors: dict[str, Any] = {"model": parallel.module.state_dict()}
+    module = training.parallel.module
+    tensors: dict[str, Any] = {"model": module.state_dict()}
     dcp.load(tensors, path, runtime=runtime)
-    parallel.module.load_state_dict(tensors["model"])
-    return Opened(training.pipeline, loader, config, manifest["step"])
+    module.load_state_dict(tensors["model"])
+    return training
 
 
 @dataclass(frozen=True, kw_only=True)
