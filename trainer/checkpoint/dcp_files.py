@@ -83,6 +83,7 @@ class Reader(StorageReader):
         self.manifest = read_manifest(path)
         self.path = data_folder(path, self.manifest)
         self._chunks: dict[Any, Chunk] = {}
+        self._index: metadata.Metadata | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
         """Return the index.
@@ -90,6 +91,8 @@ class Reader(StorageReader):
         Raises:
             ValueError: it, or a file that it names, is missing, damaged or not a plain file.
         """
+        if self._index is not None:
+            return self._index  # torch asks again
         path, files = self.path / INDEX, dict(self.manifest["files"])
         try:
             content = read_bounded(path, INDEX_BYTES)
@@ -112,6 +115,7 @@ class Reader(StorageReader):
         except ValueError as error:
             raise ValueError(f"{path}: damaged ({error}); use an older checkpoint") from error
         index.storage_meta = metadata.StorageMeta()
+        self._index = index
         return index
 
     def set_up_storage_reader(
