@@ -195,6 +195,16 @@ def some_writes(place: Place) -> str:
     return _each_write(place, lambda one: str(one.folder / "checkpoints"), [40, 44, 47, 50, 52])
 
 
+@fault("SIGKILL of either of two ranks inside a save")
+def inside_a_save(place: Place) -> str:
+    """All ranks fail; resumed, the run is the undisturbed one."""
+    for rank, count in ((1, 2), (0, 9)):
+        write = {"name": f"write-{rank}", "kind": "write", "rank": rank, "count": count}
+        place.fail(write)
+    place.finish()
+    return f"2 kills; {place.equals_reference()}"
+
+
 @fault("SIGKILL at each write of checkpoints on S3")
 def each_write_to_s3(place: Place) -> str:
     """The manifest is the commit: the final metrics are the undisturbed run's."""

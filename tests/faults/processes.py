@@ -139,6 +139,20 @@ def on_three_ranks(place: Place) -> str:
     return _other_ranks(place, 3)
 
 
+@fault("SIGKILL of one rank, then of two in its place, then one again")
+def one_two_one(place: Place) -> str:
+    """Every row is trained exactly once an epoch."""
+    groups = []
+    for number, (step, ranks) in enumerate(((5, 1), (7, 2))):
+        place.fail({**at(step, "kill", ranks - 1), "name": f"kill-{number}"}, ranks=ranks)
+        groups.append((int(place.steps[-1].rpartition("-")[2]), ranks))
+    expect(0 < groups[0][0] < groups[1][0], f"checkpoints after the kills: {groups}")
+    place.finish(ranks=1)
+    seen = job.rows_seen(place.output, [*groups, (10**9, 1)])
+    expect(seen == place.harness.reference()["rows"], "some rows were lost or trained twice")
+    return f"checkpoints of {groups[0][0]} and {groups[1][0]} steps; each row once an epoch"
+
+
 @fault("SIGKILL, then three ranks with four loader workers each")
 def on_three_ranks_with_workers(place: Place) -> str:
     """Every row is trained exactly once an epoch."""
