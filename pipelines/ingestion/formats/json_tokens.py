@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipelines.ingestion.formats.records import line_ends
+from pipelines.ingestion.formats.records import FILLED, filled_lines, line_ends
 from pipelines.ingestion.parsing import pc
 
 MAX_DEPTH = 64
@@ -93,7 +93,7 @@ class _Block:
         ends = line_ends(array, is_last=True)
         starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)[: len(ends)]
         if len(ends):
-            is_filled = np.maximum.reduceat(array, starts) > ord(" ")
+            is_filled = filled_lines(array, starts)
             starts, ends = starts[is_filled], ends[is_filled]
         self.starts, self.ends = starts, ends  # (L,)
         self.is_bad = np.zeros(len(ends), np.bool_)
@@ -113,7 +113,9 @@ class _Block:
         classes = np.where(is_inside, _SPACE, _CLASS[array])  # (N,)
         structure = np.flatnonzero(classes == _STRUCTURE)  # (S,)
         self._check_objects(structure)
-        return self._words(classes == _BARE, structure)
+        cuts = self._words(classes == _BARE, structure)
+        self._check_alone(structure)
+        return cuts
 
     def _strings(self) -> NDArray[np.bool_]:
         """Return (N,) the bytes inside strings, their first quote among them."""
@@ -154,6 +156,22 @@ class _Block:
         self._blame(some[~is_object], "not one JSON object")
         too_deep = np.maximum.reduceat(depth, first) > MAX_DEPTH
         self._blame(some[too_deep], f"nested more than {MAX_DEPTH} deep")
+
+    def _check_alone(self, structure: NDArray[np.int64]) -> None:
+        """Check that a line has nothing but blanks before its first bracket and after its last.
+
+        Arrow's parser takes each value of a line for a row, and a null before an object ends the
+        process.
+        """
+        lines = np.flatnonzero(~self.is_bad)
+        starts, ends = self.starts[lines], self.ends[lines]
+        heads = structure[np.searchsorted(structure, starts)] if len(lines) else starts
+        tails = structure[np.searchsorted(structure, ends) - 1] if len(lines) else ends
+        if (heads == starts).all() and (tails == ends - 1).all():
+            return
+        before = np.concatenate([[0], np.cumsum(FILLED[self.array], dtype=np.int64)])  # (N + 1,)
+        is_alone = (before[heads] == before[starts]) & (before[ends] == before[tails + 1])
+        self._blame(lines[~is_alone], "not one JSON object")
 
     def _words(self, is_bare: NDArray[np.bool_], structure: NDArray[np.int64]) -> NDArray[np.int64]:
         """Check the bare words; return (2T,) the bounds of those that are no null."""

@@ -26,6 +26,8 @@ _QUOTED = re.compile(rb'"[^"]*+(?:""[^"]*+)*+"')
 _SHOWN = 1_000
 # What a line of a block is.
 _FIRST, _MORE, _BAD, _BLANK = range(4)
+FILLED = np.ones(256, np.uint8)  # what is not blank; a control character is not blank either
+FILLED[list(b" \t\r\n")] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,7 @@ class Cutter:
         kinds[(ends == starts) | ((ends - starts == 1) & (array[starts] == _CR))] = _BLANK
         if self.dialect.skips_spaces and len(ends):
             stop = int(ends[-1]) + 1
-            kinds[np.maximum.reduceat(array[:stop], starts) <= ord(" ")] = _BLANK
+            kinds[~filled_lines(array[:stop], starts)] = _BLANK
         whys: dict[int, str] = {}
         used = len(ends)
         self.saw_quote |= b'"' in data
@@ -315,6 +317,11 @@ class _Lines:
 
 def _ends_field(values: NDArray[np.uint8], delimiter: int) -> NDArray[np.bool_]:
     return (values == delimiter) | (values == _LF) | (values == _CR)
+
+
+def filled_lines(array: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which lines, that begin at `starts`, hold something else than blanks."""
+    return np.maximum.reduceat(FILLED[array], starts) > 0
 
 
 def line_ends(array: NDArray[np.uint8], *, is_last: bool) -> NDArray[np.int64]:
