@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from models.spectral import fused
 from models.spectral.matrix_power import SMALLEST, floored, matrix_power, matrix_power_backward
 from models.spectral.spectrum import Spectrum
 
@@ -52,6 +53,11 @@ def soften(
         also to tau.
     """
     tau = torch.as_tensor(tau, dtype=torch.float64, device=tokens_BTD.device)
+    if fused.applies(tokens_BTD):
+        softened, sigma = _FusedSoften.apply(
+            tokens_BTD, tau, spectrum.values, spectrum.vectors, floor
+        )
+        return softened, sigma
     rows = tokens_BTD.mT if spectrum.transposed else tokens_BTD
     softened, sigma = _Soften.apply(rows, tau, spectrum.values, spectrum.vectors, floor)
     return (softened.mT if spectrum.transposed else softened), sigma
@@ -217,6 +223,32 @@ class _Soften(torch.autograd.Function):
             grad_rows = power @ grad
             grad_rows.baddbmm_(mixed.to(grad.dtype), rows_wide)
         return grad_rows.to(rows.dtype), 0.5 * slope.to(tau.dtype), None, None, None
+
+
+class _FusedSoften(torch.autograd.Function):
+    """What `_Soften` is, of tokens (B, T, D), by compiled code: models/spectral/fused.py."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tokens: Tensor, tau: Tensor, values: Tensor, vectors: Tensor, floor: float
+    ) -> tuple[Tensor, Tensor]:
+        exponent = (float(tau) - 1.0) / 2.0
+        softened, power = fused.soften(tokens, values, vectors, exponent, floor)
+        ctx.save_for_backward(tokens, values, vectors, power)
+        ctx.exponent, ctx.floor = exponent, floor
+        return softened, values.sqrt()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_sigma: Tensor) -> tuple[Tensor | None, ...]:
+        tokens, values, vectors, power = ctx.saved_tensors
+        along = grad_sigma / floored(values, ctx.floor).sqrt()
+        found = fused.Found(values, vectors.mT)
+        grad_tokens, slope = fused.soften_backward(
+            grad, tokens, found, power, along, ctx.exponent, ctx.floor
+        )
+        grad_tau = torch.tensor(0.5 * slope, dtype=torch.float64)
+        return grad_tokens.to(tokens.dtype), grad_tau, None, None, None
 
 
 class _Root(torch.autograd.Function):

@@ -27,13 +27,20 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from models.spectral import fused
 from models.spectral.jacobi import eigh_jacobi
 from models.spectral.matrix_power import MIN_RATIO
 
 Precision = Literal["measured", "double"]
-Eigensolver = Literal["lapack", "jacobi"]
+Eigensolver = Literal["auto", "lapack", "jacobi"]
+
+
+def _by_lapack(gram: Tensor) -> tuple[Tensor, Tensor]:
+    return _SOLVERS["lapack"](gram)
+
 
 _SOLVERS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "auto": _by_lapack,
     "lapack": lambda gram: tuple(torch.linalg.eigh(gram)),
     "jacobi": eigh_jacobi,
 }
@@ -59,7 +66,7 @@ class Spectrum(NamedTuple):
 
 
 def decompose(
-    tokens_BTD: Tensor, precision: Precision = "measured", solver: Eigensolver = "lapack"
+    tokens_BTD: Tensor, precision: Precision = "measured", solver: Eigensolver = "auto"
 ) -> Spectrum:
     """Return the spectrum of every example's (T, D) matrix.
 
@@ -68,10 +75,15 @@ def decompose(
         precision: `measured` uses float32 where the spectrum allows it; `double` uses float64. A
             traced or exported graph cannot branch on values and uses `double`, as do float64
             tokens.
-        solver: `lapack`, one matrix after another; `jacobi`, all matrices at once.
+        solver: `lapack`, one matrix after another; `jacobi`, all matrices at once; `auto`, the
+            compiled one (models/spectral/fused.py) where it is there, else `lapack`.
     """
     with torch.no_grad(), torch.autocast(tokens_BTD.device.type, enabled=False):
         transposed = tokens_BTD.shape[-2] > tokens_BTD.shape[-1]
+        if solver == "auto" and fused.applies(tokens_BTD):
+            found = fused.decompose(tokens_BTD, precision == "double")
+            if found is not None:
+                return Spectrum(found.values, found.rows.mT, transposed)
         rows = tokens_BTD.detach()
         rows = rows.mT if transposed else rows
         wide = rows.dtype == torch.float64 or torch.compiler.is_compiling()

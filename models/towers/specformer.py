@@ -62,7 +62,8 @@ class SpecFormerConfig(TowerConfig):
         norm_eps: epsilon of the LayerNorms.
         precision: `measured` decomposes in float32 what is conditioned well enough; `double`
             decomposes everything in float64.
-        eigensolver: `lapack`, one matrix after the other, or `jacobi`, all at once.
+        eigensolver: `auto`, compiled code where it is there and else LAPACK; `lapack`, one matrix
+            after the other; `jacobi`, all at once.
         warmup: share of a run's steps, from the first, in which γ S̄ alone makes the logits. The
             paper takes 0.05; it is 1 in a run that is the warm-up.
     """
@@ -81,7 +82,7 @@ class SpecFormerConfig(TowerConfig):
     floor: float = DEFAULT_FLOOR
     norm_eps: float = 1e-5
     precision: Precision = "measured"
-    eigensolver: Eigensolver = "lapack"
+    eigensolver: Eigensolver = "auto"
     warmup: float = 0.0
 
     def __post_init__(self) -> None:
@@ -109,12 +110,12 @@ class SpecFormerConfig(TowerConfig):
                 f"{self.position_bias!r}; use score_form='terms'"
             )
         if not (self.has_softening or self.has_position) and (
-            self.precision != "measured" or self.eigensolver != "lapack"
+            self.precision != "measured" or self.eigensolver != "auto"
         ):
             raise ValueError(
                 "specformer: precision and eigensolver take effect only with softening or a "
                 f"position bias, got precision={self.precision!r}, "
-                f"eigensolver={self.eigensolver!r}; leave them at 'measured' and 'lapack'"
+                f"eigensolver={self.eigensolver!r}; leave them at 'measured' and 'auto'"
             )
         if not (self.softened_scores or self.gamma or self.has_position):
             raise ValueError(

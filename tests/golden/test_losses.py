@@ -10,6 +10,7 @@ losses of ten steps differ by about 1e-7.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import torch
 from embeddings.schema.schema import DenseFeature
 from models.batch import Batch
 from models.ranking import RankingModel
+from tests.support.compiled import with_compiled
 from tests.support.tiny import SCHEMA, make_batch
 from trainer.recipes.towers import TOWERS
 
@@ -39,6 +41,12 @@ LOSSES = {
         *(0.66124988, 0.71864444, 0.70475334, 0.64357775, 0.68675423),
     ],
 }
+
+
+@pytest.fixture
+def compiled() -> Iterator[None]:
+    """Use the spectral operator's compiled form."""
+    yield from with_compiled()
 
 
 def batch_of(step: int) -> Batch:
@@ -73,6 +81,12 @@ def losses_of(tower: str) -> list[float]:
 def test_ten_steps_of_a_tower_lose_what_they_lost_before(tower: str) -> None:
     losses = losses_of(tower)
     assert losses == pytest.approx(LOSSES[tower], rel=1e-5), losses
+
+
+@pytest.mark.golden
+def test_specformer_loses_the_same_by_compiled_code(compiled: None) -> None:
+    losses = losses_of("specformer")
+    assert losses == pytest.approx(LOSSES["specformer"], rel=1e-5), losses
 
 
 @pytest.mark.golden

@@ -37,6 +37,11 @@ def probe_allocator() -> str:
     return importlib.import_module("trainer.runtime.runtime").describe_allocator()
 
 
+def probe_spectral() -> str:
+    """Say which form of the spectral operator runs on the CPU; compile it where it is not yet."""
+    return importlib.import_module("trainer.runtime.runtime").describe_spectral()
+
+
 def probe_fbgemm() -> str:
     """Call a native operator: importing alone may succeed while the library is not loaded."""
     torch = importlib.import_module("torch")
@@ -185,6 +190,7 @@ def probe_pyarrow() -> str:
 PROBES: dict[str, Callable[[], str]] = {
     "torch": probe_torch,
     "allocator": probe_allocator,
+    "spectral": probe_spectral,
     "fbgemm_gpu": probe_fbgemm,
     "torchrec": probe_torchrec,
     "gloo": probe_gloo,

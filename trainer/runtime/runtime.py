@@ -8,10 +8,12 @@ that one process and many take the same path.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
 import os
 import random
+import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -25,7 +27,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from models.spectral import fused
 from trainer.runtime.allocator import ALLOCATORS, Allocator, keep_memory
+from trainer.runtime.native import NoLibraryError, load
 
 # Seeds that NumPy, torch and the loader all take as they are.
 _MAX_SEED = 2**32 - 1
@@ -170,6 +174,7 @@ def start(config: RuntimeConfig | None = None) -> Runtime:
     config = config or RuntimeConfig()
     if config.allocator == "keep":
         keep_memory(os.environ)
+    fused.provide(_spectral_library)
     rank, local_rank, world_size, local_world_size = _read_launcher(os.environ)
     device = _choose_device(config.device, local_rank)
     if config.num_threads:
@@ -207,6 +212,30 @@ def prepare_deepspeed(runtime: Runtime) -> None:
 def describe_allocator() -> str:
     """Return in one line what `runtime.allocator keep` does on this machine."""
     return keep_memory(os.environ)[1]
+
+
+def describe_spectral() -> str:
+    """Return in one line which form of the spectral operator runs on this machine's CPU."""
+    library, reason = find_spectral()
+    return "compiled code runs" if library else f"the reference form runs: {reason}"
+
+
+def find_spectral() -> tuple[ctypes.CDLL | None, str]:
+    """Return the spectral operator's library, or None and why there is none."""
+    try:
+        library = load(fused.SOURCE, os.environ)
+    except NoLibraryError as error:
+        return None, str(error)
+    wrong = fused.check(library)
+    return (None, wrong) if wrong else (library, "")
+
+
+def _spectral_library() -> ctypes.CDLL | None:
+    """Return the library, called when a spectrum is first asked for; its absence is one line."""
+    library, reason = find_spectral()
+    if library is None:
+        print(f"note: spectral operator: {reason}; its reference form runs", file=sys.stderr)
+    return library
 
 
 def set_defaults(settings: Mapping[str, str]) -> None:
