@@ -23,9 +23,10 @@ _SHOWN = reprlib.Repr()
 _SHOWN.maxlevel, _SHOWN.maxdict, _SHOWN.maxlist, _SHOWN.maxstring = 2, 3, 3, 80
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Return ', did you mean X?' for the closest of `known`, or an empty string."""
-    close = difflib.get_close_matches(name[:200], list(known), n=1)
+def suggest(name: str, known: Iterable[Any]) -> str:
+    """Return ', did you mean X?' for the closest text of `known`, or an empty string."""
+    texts = [one for one in known if isinstance(one, str)]  # a choice may be a number
+    close = difflib.get_close_matches(name[:200], texts, n=1)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
@@ -66,7 +67,8 @@ def from_plain(kind: Any, value: Any, path: str) -> Any:
         }
     if origin is Literal:
         choices = typing.get_args(kind)
-        if value not in choices:
+        # True is equal to 1, and not one of the numbers 1 and 8.
+        if not any(type(value) is type(one) and value == one for one in choices):
             meant = suggest(value, choices) if isinstance(value, str) else ""
             raise ValueError(
                 f"{path}: expected one of {list(choices)}, got {_SHOWN.repr(value)}{meant}"

@@ -114,3 +114,10 @@ def test_a_number_of_more_than_64_bits_is_refused(name: str, number: int) -> Non
 def test_a_member_of_a_union_is_named(value: Any) -> None:
     with pytest.raises(ValueError, match=r"d\.shape\.type: expected one of \['Round', 'Square'\]"):
         from_plain(Drawing, {"name": "a", "shape": value}, "d")
+
+
+@pytest.mark.parametrize("value", ["1", "", True, 1.0, None, [1], {"a": 1}, 7])
+def test_another_value_than_a_choice_of_numbers_and_texts_is_refused_by_name(value):
+    with pytest.raises(ValueError, match=r"x: expected one of \[1, 8, 'auto'\], got "):
+        from_plain(Literal[1, 8, "auto"], value, "x")
+    assert from_plain(Literal[1, 8, "auto"], 8, "x") == 8
