@@ -3,7 +3,7 @@
 
 Every field (or slice) has its own projection matrix, or all share the multi-layer perceptron that
 RankElastor's released code puts before its blocks: one for all slices on Criteo, one from all
-columns to all tokens on Avazu.
+columns to all tokens on Avazu. Factorization machines and their kin read embeddings as they are.
 
 Shapes: B examples, F fields, T tokens, C dense columns, E width of a field's vector, S sum of the
 fields' widths, D token width.
@@ -27,14 +27,14 @@ class ProjectionConfig:
 
     Args:
         kind: `own`, one matrix per field; `shared_mlp`, one perceptron for all; `joint_mlp`, one
-            perceptron from all columns to all tokens.
+            perceptron from all columns to all tokens; `none`, fields are tokens as they are.
         hidden: hidden units of the perceptron.
         dropout: probability of dropout after the hidden units.
         field_dim: number of leading columns of every field that are read; 0 for all. It allows
             widths that lookup kernels do not support (not a multiple of 4).
     """
 
-    kind: Literal["own", "shared_mlp", "joint_mlp"] = "own"
+    kind: Literal["own", "shared_mlp", "joint_mlp", "none"] = "own"
     hidden: int = 0
     dropout: float = 0.0
     field_dim: int = 0
@@ -42,7 +42,7 @@ class ProjectionConfig:
     def __post_init__(self) -> None:
         """Check the fields, alone and together."""
         check_choices(self, "model.tokenizer.projection")
-        own = self.kind == "own"
+        own = self.kind in ("own", "none")
         if (self.hidden != 0 or self.dropout != 0) if own else self.hidden < 1:
             expected = "0 (no perceptron)" if own else "hidden of at least 1"
             raise ValueError(
@@ -59,8 +59,18 @@ class ProjectionConfig:
         """Return the module from fields or slices of these widths, concatenated, to (B, T, D).
 
         Raises:
-            ValueError: `shared_mlp` is to read fields of different widths.
+            ValueError: `shared_mlp` is to read fields of different widths, or `none` fields whose
+                widths are not that of a token.
         """
+        if self.kind == "none":
+            if set(widths) != {token_dim}:
+                raise ValueError(
+                    "model.tokenizer.projection: 'none' makes tokens of fields as they are, so "
+                    f"every field needs token_dim = {token_dim} columns, the fields have "
+                    f"{sorted(set(widths))}; change embedding_dim, dense_dim or token_dim, or read "
+                    "the first columns alone (projection.field_dim)"
+                )
+            return nn.Unflatten(1, (len(widths), token_dim))
         if self.kind == "own":
             return FieldProjection(widths, token_dim)
         if self.kind == "joint_mlp":

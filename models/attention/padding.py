@@ -27,13 +27,17 @@ class PaddedHistory(nn.Module):
         max_length: number of newest events that are used.
         token_dim: D.
         num_actions: classes of the action on each event; 0 for streams without actions.
+        places: whether an event has a position vector.
     """
 
-    def __init__(self, max_length: int, token_dim: int, num_actions: int) -> None:
+    def __init__(
+        self, max_length: int, token_dim: int, num_actions: int, *, places: bool = True
+    ) -> None:
         super().__init__()
         self.max_length = max_length
-        self.places = nn.Embedding(max_length, token_dim)
-        nn.init.normal_(self.places.weight, std=0.02)
+        self.places = nn.Embedding(max_length, token_dim) if places else None
+        if self.places is not None:
+            nn.init.normal_(self.places.weight, std=0.02)
         self.actions = nn.Embedding(num_actions, token_dim) if num_actions else None
         if self.actions is not None:
             nn.init.normal_(self.actions.weight, std=0.02)
@@ -50,11 +54,13 @@ class PaddedHistory(nn.Module):
         index = index.masked_fill(~present, missing).flatten()
         events = functional.pad(stream.events, (0, 0, 0, 1)).index_select(0, index)
         events = events.unflatten(0, present.shape)
-        added = self.places.weight[self.max_length - longest :]
+        here = present[..., None]
+        if self.places is not None:
+            events = events + self.places.weight[self.max_length - longest :] * here
         if self.actions is not None and stream.actions is not None:
             actions = functional.pad(stream.actions, (0, 1)).index_select(0, index)
-            added = added + self.actions(actions.unflatten(0, present.shape))
-        return events + added * present[..., None], present
+            events = events + self.actions(actions.unflatten(0, present.shape)) * here
+        return events, present
 
 
 def read_stream(

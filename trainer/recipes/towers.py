@@ -10,14 +10,26 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from models.baselines.fields.autoint import AutoIntConfig
+from models.baselines.fields.dcn import DCNConfig
 from models.baselines.fields.dcnv2 import DCNv2Config
+from models.baselines.fields.deepfm import DeepFMConfig
 from models.baselines.fields.dlrm import DLRMConfig
+from models.baselines.fields.dnn import DNNConfig
+from models.baselines.fields.finalmlp import FinalMLPConfig
+from models.baselines.fields.fm import FMConfig
 from models.baselines.fields.gdcn import GDCNConfig
+from models.baselines.fields.lr import LRConfig
 from models.baselines.fields.masknet import MaskNetConfig
+from models.baselines.fields.wide_deep import WideDeepConfig
 from models.baselines.fields.wukong import WuKongConfig
+from models.baselines.fields.xdeepfm import XDeepFMConfig
+from models.baselines.sequences.bert4rec import BERT4RecConfig
+from models.baselines.sequences.din import DINConfig
 from models.baselines.sequences.hstu import HSTUConfig
 from models.baselines.sequences.onetrans import OneTransConfig
+from models.baselines.sequences.sasrec import SASRecConfig
 from models.baselines.tokens.rankmixer import RankMixerConfig
+from models.heads import HeadConfig
 from models.ranking import ModelConfig
 from models.tokens import TokenizerConfig
 from models.tower import StreamTowerConfig, TowerConfig
@@ -67,6 +79,35 @@ def stream(
             token_dim=token_dim, target_fields="all", stream_fields=stream_fields
         ),
     )
+
+
+def linear_head(tower: TowerConfig, token_dim: int = 16) -> ModelConfig:
+    """Return a field tower whose last linear map is the head, and a history's mean one field.
+
+    This is the form in which LR, FM and their successors were published: a history is a feature
+    with several values, and the logit is linear in what the tower returns.
+
+    Args:
+        tower: its settings.
+        token_dim: width of a token; where the tower has first-order weights, one column of it.
+    """
+    return ModelConfig(
+        tower=tower,
+        tokenizer=TokenizerConfig(token_dim=token_dim, history_pooling=("mean",)),
+        head=HeadConfig(hidden_units=()),
+    )
+
+
+def target_of_item(tower: StreamTowerConfig, token_dim: int = 32) -> ModelConfig:
+    """Return a stream tower that matches the item alone with the events, and reads fields beside.
+
+    Where a schema has no feature of the item, the target is one learned vector.
+
+    Args:
+        tower: its settings. A dataset sets `max_length` to that of its histories.
+        token_dim: width of a token.
+    """
+    return ModelConfig(tower=tower, tokenizer=TokenizerConfig(token_dim=token_dim))
 
 
 def specformer(token_dim: int = 32, num_tokens: int = 0) -> ModelConfig:
@@ -121,4 +162,15 @@ TOWERS = {
     "autoint": Entry("AutoInt (baseline)", lambda: fields(AutoIntConfig(), token_dim=16)),
     "masknet": Entry("MaskNet (baseline)", lambda: fields(MaskNetConfig(), token_dim=16)),
     "wukong": Entry("WuKong (baseline)", lambda: fields(WuKongConfig(), token_dim=16)),
+    "lr": Entry("Logistic regression (baseline)", lambda: linear_head(LRConfig(), token_dim=1)),
+    "fm": Entry("FM (baseline)", lambda: linear_head(FMConfig())),
+    "dnn": Entry("DNN (baseline)", lambda: linear_head(DNNConfig())),
+    "wide_deep": Entry("Wide & Deep (baseline)", lambda: linear_head(WideDeepConfig())),
+    "deepfm": Entry("DeepFM (baseline)", lambda: linear_head(DeepFMConfig())),
+    "dcn": Entry("DCN (baseline)", lambda: linear_head(DCNConfig())),
+    "xdeepfm": Entry("xDeepFM (baseline)", lambda: linear_head(XDeepFMConfig())),
+    "finalmlp": Entry("FinalMLP (baseline)", lambda: linear_head(FinalMLPConfig())),
+    "din": Entry("DIN (baseline)", lambda: target_of_item(DINConfig())),
+    "sasrec": Entry("SASRec (baseline)", lambda: target_of_item(SASRecConfig())),
+    "bert4rec": Entry("BERT4Rec (baseline)", lambda: target_of_item(BERT4RecConfig())),
 }
