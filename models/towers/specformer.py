@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.attention import attention
-from models.layers import Measured, PerTokenFFN, check_choices
+from models.layers import Measured, PerTokenFFN, check_choices, widen
 from models.spectral.spectral import (
     DEFAULT_FLOOR,
     PositionBias,
@@ -170,6 +170,7 @@ class SpecFormer(Tower):
 
     def forward(self, tokens_BTD: Tensor) -> Tensor:
         """Return (B, D) of (B, T, D)."""
+        tokens_BTD = widen(tokens_BTD, "specformer")
         for layer in self.layers:
             tokens_BTD = layer(tokens_BTD)
         return tokens_BTD.mean(dim=1)

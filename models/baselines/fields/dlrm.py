@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.layers import MLP
+from models.layers import MLP, read_tokens
 from models.tower import Tower, TowerConfig
 
 
@@ -47,6 +47,7 @@ class DLRM(Tower):
 
     def __init__(self, config: DLRMConfig, num_tokens: int, token_dim: int) -> None:
         super().__init__()
+        self.num_tokens, self.token_dim = num_tokens, token_dim
         rows, columns = torch.triu_indices(num_tokens, num_tokens, offset=1).unbind()
         self.register_buffer("pairs", rows * num_tokens + columns, persistent=False)
         in_features = len(rows) + num_tokens * token_dim
@@ -55,6 +56,7 @@ class DLRM(Tower):
 
     def forward(self, tokens_BTD: Tensor) -> Tensor:
         """Return (B, output_dim) of (B, T, D)."""
+        tokens_BTD = read_tokens(tokens_BTD, self.num_tokens, self.token_dim, "dlrm")
         # (B, T·T) -> (B, T (T - 1) / 2): each pair once
         products = (tokens_BTD @ tokens_BTD.mT).flatten(1).index_select(1, self.pairs)
         return self.top(torch.cat([tokens_BTD.flatten(1).to(products.dtype), products], dim=1))

@@ -159,26 +159,6 @@ def test_the_gradient_is_that_of_finite_differences(name: str) -> None:
     assert torch.autograd.gradcheck(tower, (tokens,))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_half_precision_trains_every_weight(name: str) -> None:
-    tower = CONFIGS[name].build(T, D)
-    for dtype in (torch.bfloat16, torch.float16):
-        tower.zero_grad()
-        with torch.autocast("cpu", dtype=dtype):
-            out = tower(torch.randn(64, T, D))
-        (out.float() * torch.randn_like(out, dtype=torch.float32)).sum().backward()
-        assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in tower.parameters())
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_an_example_does_not_depend_on_its_batch(name: str) -> None:
-    tower = build(name).eval()
-    tokens = torch.randn(5, T, D, dtype=torch.float64)
-    order = torch.randperm(5)
-    torch.testing.assert_close(tower(tokens[order]), tower(tokens)[order])
-    torch.testing.assert_close(tower(tokens[:1]), tower(tokens)[:1])
-
-
 @pytest.mark.parametrize(
     ("config", "values", "message"),
     [

@@ -70,23 +70,3 @@ def test_streams_of_another_schema_are_refused(config: Any) -> None:
         tower(stream_of([2], num_actions=0))
     with pytest.raises(ValueError, match="num_actions is 0 but the stream has actions"):
         tower_of(config, num_actions=0)(stream_of([2]))
-
-
-@CONFIGS
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_widened_or_trains_under_autocast(
-    config: Any, dtype: torch.dtype
-) -> None:
-    torch.manual_seed(0)
-    tower = config(max_length=6, num_actions=4).build(3, 8)
-    exact = stream_of([3, 0, 9])
-    parts = {name: getattr(exact, name).to(dtype) for name in ("fields", "events", "targets")}
-    half = exact._replace(**parts)
-    out = tower(half)
-    assert out.dtype == torch.float32
-    with torch.autocast("cpu", dtype=dtype):
-        under = tower(half)
-    assert (under.float() - out).abs().max() < 0.2
-    under.float().sum().backward()
-    for name, parameter in tower.named_parameters():
-        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
