@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -54,11 +55,19 @@ def model_version(manifest: Mapping[str, Any]) -> str:
 
 def empty_model(config: TrainConfig) -> RankingModel:
     """Return the model of a run with its tables on `meta`, ready to be given weights."""
+    # TorchRec's first lookup makes torch warn of a function that it does not call.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     meta = torch.device("meta")
     model = RankingModel(config.schema, config.model, meta, config.runtime.seed)
     if config.parallel.sharding.unpool_ids:
         model.embeddings = unpool(model.embeddings)
     return model.eval()
+
+
+def model_shapes(config: TrainConfig) -> dict[str, Tensor]:
+    """Return the state of a run's model on `meta`: names and sizes, whatever it would take."""
+    with torch.device("meta"):
+        return dict(empty_model(config).state_dict())
 
 
 def load_whole(path: Folder, config: TrainConfig) -> RankingModel:
@@ -67,8 +76,8 @@ def load_whole(path: Folder, config: TrainConfig) -> RankingModel:
     Raises:
         ValueError: the checkpoint is damaged, of another model, or larger than the free memory.
     """
-    model = empty_model(config)
-    state = model.state_dict()
+    state = model_shapes(config)
+    check_sizes(path, state)
     needed = sum(one.numel() * one.element_size() for one in state.values())
     available = available_bytes(torch.device("cpu"))
     if needed > available:
@@ -77,6 +86,7 @@ def load_whole(path: Folder, config: TrainConfig) -> RankingModel:
             "available; score by several ranks (python -m trainer.score under torchrun), or export "
             "smaller tables (python -m trainer.export --tables int8)"
         )
+    model = empty_model(config)
     model.embeddings.to_empty(device="cpu")
     read_into(path, model.state_dict())
     return model
@@ -88,16 +98,11 @@ def read_into(path: Folder, state: Mapping[str, Tensor]) -> None:
     Raises:
         ValueError: the checkpoint is damaged, or lacks a tensor or has it in another size.
     """
+    check_sizes(path, state)
     held: dict[str, Any] = dict(Reader(path).read_metadata().state_dict_metadata)
     wanted: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        entry = held.get(f"{_MODEL}{name}")
-        if entry is None or tuple(entry.size) != tuple(tensor.shape):
-            found = "none" if entry is None else f"one of size {tuple(entry.size)}"
-            raise ValueError(
-                f"{path}: expected a tensor {name!r} of size {tuple(tensor.shape)}, got {found}; "
-                "the checkpoint is of another model (compare its config)"
-            )
+        entry = held[f"{_MODEL}{name}"]
         same = entry.properties.dtype == tensor.dtype
         wanted[name] = tensor if same else torch.empty(tensor.shape, dtype=entry.properties.dtype)
     with warnings.catch_warnings():
@@ -108,6 +113,23 @@ def read_into(path: Folder, state: Mapping[str, Tensor]) -> None:
         for name, tensor in state.items():
             if wanted[name] is not tensor:
                 tensor.copy_(wanted[name])
+
+
+def check_sizes(path: Folder, state: Mapping[str, Tensor]) -> None:
+    """Check, before anything is allocated, that a folder holds tensors of these names and sizes.
+
+    Raises:
+        ValueError: it does not.
+    """
+    sizes = dcp.tensor_sizes(path)
+    for name, tensor in state.items():
+        size = sizes.get(f"{_MODEL}{name}")
+        if size != tuple(tensor.shape):
+            found = "none" if size is None else f"one of size {size}"
+            raise ValueError(
+                f"{path}: expected a tensor {name!r} of size {tuple(tensor.shape)}, got {found}; "
+                "the folder is of another model (compare its config)"
+            )
 
 
 def predict(model: RankingModel, batch: Batch) -> Parts:

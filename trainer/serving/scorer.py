@@ -29,7 +29,9 @@ from trainer.data.columns import RowError, check_columns
 from trainer.data.files import LogFile, check_families
 from trainer.data.frames import as_file, to_table
 from trainer.evaluation.evaluate import read_config
+from trainer.serving.exported import is_export, load_export
 from trainer.serving.model import Parts, autocast, load_whole, model_version, predict, side_columns
+from trainer.serving.proof import TOLERANCES, difference, proof_rows
 from trainer.warm_start.policies import resolve
 
 BATCH_ROWS = 4096
@@ -77,18 +79,32 @@ class Scorer:
 
     @classmethod
     def load(cls, path: str | Path, batch_rows: int = BATCH_ROWS) -> Scorer:
-        """Return the scorer of a run's newest checkpoint or of one checkpoint.
+        """Return the scorer of an exported model, a run's newest checkpoint or one checkpoint.
 
         Nothing of the folder is executed. A tower of another package must be imported first, or
         announced by an installed package.
 
         Args:
-            path: the folder of a run or of a checkpoint.
+            path: the folder of an exported model, of a run or of a checkpoint.
             batch_rows: rows that are computed at a time.
 
         Raises:
-            ValueError: no checkpoint there, a damaged one, or one too large for the free memory.
+            ValueError: no model there, a damaged one, or one too large for the free memory; or an
+                exported one whose fixed rows get other scores here.
         """
+        if is_export(path):
+            model, config, manifest = load_export(path)
+            found = cls(model, config, manifest["families"], manifest["model"], batch_rows)
+            rows = proof_rows(found._schema, manifest["families"])
+            moved = difference(manifest["proof"], found(rows))
+            limit = TOLERANCES[config.precision.dtype]
+            if moved > limit:
+                raise ValueError(
+                    f"{path}: proof: expected the scores of the fixed rows within {limit:g}, "
+                    f"got a difference of {moved:g}; its weights are not those that were exported: "
+                    "export the model again"
+                )
+            return found
         place = resolve(path)
         config, manifest = read_config(place)
         model = load_whole(place, config)
