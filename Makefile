@@ -3,7 +3,7 @@
 #   PYTHON=...    interpreter to build .venv with (3.11 or newer); the first one found when not given
 #   PLATFORM=...  cpu or gpu: which list of requirements/ to install; gpu where nvidia-smi runs when not given
 #   JOBS=...      files of tests that run at the same time; 2 when not given (each starts up to three processes)
-#   ARGS=...      more words for the command of demo, nightly, test, faults, fuzz or doctor: make test ARGS="-k torchx"
+#   ARGS=...      more words for the command of demo, nightly, test, parity, faults, fuzz or doctor: make test ARGS="-k torchx"
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -21,7 +21,9 @@ LIST := requirements/$(PLATFORM).txt
 STAMP := $(VENV)/installed-$(PLATFORM)
 PACKAGES := embeddings models trainer pipelines deploy
 
-.PHONY: help demo nightly test faults fuzz lint format doctor install clean
+PARITY := .parity
+
+.PHONY: help demo nightly test parity faults fuzz lint format doctor install clean
 
 help: ## list these targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -34,6 +36,9 @@ nightly: $(STAMP) ## replay 16 generated days, night by night, and print the tab
 
 test: $(STAMP) ## run all tests
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+
+parity: $(PARITY)/installed ## compare towers with FuxiCTR's and DeepCTR-Torch's own, with the same weights
+	PYTHONPATH=$(PARITY) $(BIN)/python -m pytest tests/parity $(ARGS)
 
 faults: $(STAMP) ## inject every fault into small jobs and print what was left; ARGS="clock disk" for some of them
 	$(BIN)/python -m tests.faults.run $(ARGS)
@@ -57,7 +62,7 @@ doctor: $(STAMP) ## check the installed packages against each other and against 
 install: $(STAMP) ## build .venv, or rebuild it where requirements/ has changed
 
 clean: ## remove .venv and caches; runs/ and logs/ stay
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PARITY) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Rebuilt from nothing, not patched: leftovers of the other platform's list (fbgemm-gpu beside fbgemm-gpu-cpu) break both.
@@ -77,4 +82,10 @@ $(STAMP): $(LIST) requirements/mlflow.txt requirements/dev.txt
 		-r $(LIST) -r requirements/mlflow.txt -r requirements/dev.txt
 	$(BIN)/python -m pip install --no-deps --no-build-isolation --disable-pip-version-check --quiet --editable .
 	$(BIN)/python -m trainer.doctor
+	touch $@
+
+# A folder of its own before .venv's: what references need beyond .venv never gets into it.
+$(PARITY)/installed: requirements/parity.txt $(STAMP)
+	rm -rf $(PARITY)
+	$(BIN)/python -m pip install --no-deps --disable-pip-version-check --quiet --target $(PARITY) -r $<
 	touch $@
