@@ -13,7 +13,7 @@ is executed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from trainer.checkpoint.layout import MANIFEST, SAVED, read_manifest
 from trainer.checkpoint.storage import Folder, locate
 from trainer.config.config import TrainConfig, config_from_dict
 from trainer.runtime.memory import available_bytes
+from trainer.serving.delta import apply_delta
 from trainer.serving.model import check_sizes, empty_model, model_shapes, read_into
 from trainer.serving.packed_tables import FORMATS, TableFormat, packed_width, serve_packed, table_of
 from trainer.serving.proof import hash_proof
@@ -93,8 +94,12 @@ def read_export(place: str | Path) -> tuple[TrainConfig, dict[str, Any]]:
     return config, manifest
 
 
-def load_export(place: str | Path) -> Exported:
+def load_export(place: str | Path, deltas: Sequence[str | Path] = ()) -> Exported:
     """Return an exported model, on the CPU.
+
+    Args:
+        place: its folder.
+        deltas: what has changed since (`delta.py`), to be applied in order.
 
     Raises:
         ValueError: as `read_export`; a file is damaged, or the tensors are not those of its model,
@@ -103,6 +108,9 @@ def load_export(place: str | Path) -> Exported:
     config, manifest = read_export(place)
     path = locate(place)
     state = read_state(path, config, manifest["tables"])
+    for delta in deltas:
+        newer = apply_delta(delta, manifest, state)
+        manifest = {**manifest, **{key: newer[key] for key in ("model", "proof", "step")}}
     model = empty_model(config)
     put_state(model, state, manifest["tables"])
     return Exported(model, config, manifest)

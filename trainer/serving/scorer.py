@@ -71,6 +71,7 @@ class Scorer:
         self.columns = self._schema.columns
         self._collate = Collator(self._schema)
         self._batch_rows = batch_rows
+        self._origin: tuple[Path, tuple[Path, ...]] | None = None
         trained = tuple(families.items())
         self._trained = LogFile(path="the training log", row_group_rows=(), families=trained)
         sides = side_columns(config)
@@ -78,7 +79,12 @@ class Scorer:
         self._sides = {name: torch.tensor(one, dtype=torch.int64) for name, one in sides.items()}
 
     @classmethod
-    def load(cls, path: str | Path, batch_rows: int = BATCH_ROWS) -> Scorer:
+    def load(
+        cls,
+        path: str | Path,
+        batch_rows: int = BATCH_ROWS,
+        deltas: Sequence[str | Path] = (),
+    ) -> Scorer:
         """Return the scorer of an exported model, a run's newest checkpoint or one checkpoint.
 
         Nothing of the folder is executed. A tower of another package must be imported first, or
@@ -87,14 +93,16 @@ class Scorer:
         Args:
             path: the folder of an exported model, of a run or of a checkpoint.
             batch_rows: rows that are computed at a time.
+            deltas: of an exported model, what has changed since, in order.
 
         Raises:
             ValueError: no model there, a damaged one, or one too large for the free memory; or an
                 exported one whose fixed rows get other scores here.
         """
         if is_export(path):
-            model, config, manifest = load_export(path)
+            model, config, manifest = load_export(path, deltas)
             found = cls(model, config, manifest["families"], manifest["model"], batch_rows)
+            found._origin = (Path(path), tuple(map(Path, deltas)))
             rows = proof_rows(found._schema, manifest["families"])
             moved = difference(manifest["proof"], found(rows))
             limit = TOLERANCES[config.precision.dtype]
@@ -105,10 +113,26 @@ class Scorer:
                     "export the model again"
                 )
             return found
+        if deltas:
+            raise ValueError(f"{path}: deltas belong to exported models, and this is none")
         place = resolve(path)
         config, manifest = read_config(place)
         model = load_whole(place, config)
         return cls(model, config, manifest["families"], model_version(manifest), batch_rows)
+
+    def updated(self, delta: str | Path) -> Scorer:
+        """Return the scorer of the newer model that a delta leads to; this one is as it was.
+
+        Whoever serves goes on with this one meanwhile and then changes over in one assignment, so
+        that no request waits and none sees both models. Until then memory holds both.
+
+        Raises:
+            ValueError: as `load`; the delta is of another model, or this one was not exported.
+        """
+        if self._origin is None:
+            raise ValueError(f"{delta}: a delta changes an exported model, and this is none")
+        path, before = self._origin
+        return self.load(path, self._batch_rows, (*before, delta))
 
     def __call__(self, columns: Any) -> Scores:
         """Return the probabilities of each task, (N,) float32 by name.
