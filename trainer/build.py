@@ -117,8 +117,18 @@ def _check_ranks(files: Sequence[LogFile], problem: str, what: str, runtime: Run
     )
 
 
+def settle(config: TrainConfig, runtime: Runtime) -> TrainConfig:
+    """Return a configuration in which this machine has decided what was `auto`. Collective.
+
+    So a run's record names its number format, and a checkpoint is served in the one it learnt in.
+    """
+    precision = config.precision.settled(runtime)
+    return dataclasses.replace(config, precision=precision)
+
+
 def build_training(config: TrainConfig, runtime: Runtime) -> Training:
     """Build the model identically on all ranks, shard it and create its optimizers. Collective."""
+    config = settle(config, runtime)
     model = RankingModel(config.schema, config.model, torch.device("meta"), config.runtime.seed)
     parallel = parallelize(model, config.parallel, config.sparse, runtime, config.loader.batch_size)
     if config.parallel.compile:

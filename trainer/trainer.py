@@ -21,7 +21,7 @@ from models.attention import kernels
 from models.batch import Batch
 from models.ranking import Predictions
 from models.tower import Tower
-from trainer.build import build_training, open_loader, standardize
+from trainer.build import build_training, open_loader, settle, standardize
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.state import TrainState
 from trainer.config.config import TrainConfig, to_dict
@@ -76,6 +76,7 @@ class Trainer:
     """
 
     def __init__(self, config: TrainConfig, output: Path, runtime: Runtime) -> None:
+        config = settle(config, runtime)
         self.config, self.output, self.runtime = config, output, runtime
         kernels.forget()
         # The log: everything that can be refused is refused before a table is allocated.

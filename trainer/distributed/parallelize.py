@@ -107,7 +107,7 @@ class ParallelConfig:
         Raises:
             ValueError: `deepspeed` with FP16 on a CPU, or with half precision in stage 0.
         """
-        if self.dense != "deepspeed" or dtype == "fp32":
+        if self.dense != "deepspeed" or dtype in ("auto", "fp32"):
             return
         if not self.zero.stage:
             raise ValueError(

@@ -26,6 +26,7 @@ Shapes: B examples, R ranks, K tasks.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -49,9 +50,17 @@ from trainer.distributed.loss_scale import (
     StopVote,
     power_of_two,
 )
-from trainer.runtime.runtime import RunError
+from trainer.runtime.runtime import RunError, Runtime
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Return whether a device has instructions that multiply matrices of bfloat16."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    features = torch.cpu.get_capabilities()
+    return any(features.get(name) for name in ("avx512_bf16", "amx_bf16"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +68,9 @@ class PrecisionConfig:
     """Number format of computation (weights and tables stay fp32), loss scale and clipping.
 
     Attributes:
-        dtype: number format of computation.
+        dtype: number format of computation. `auto` is bf16 where all ranks' devices multiply in it
+            (CPUs with avx512_bf16 or AMX, GPUs from compute capability 8.0 on), else fp32; a run
+            records what it was.
         initial_scale: loss scale of fp16 at the start. Must stay at its default for fp32 and bf16.
         growth_interval: good steps until the scale doubles. Must stay at its default for fp32 and
             bf16.
@@ -69,7 +80,7 @@ class PrecisionConfig:
         max_consecutive_skips: the run fails after so many steps in a row without a finite gradient.
     """
 
-    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
     initial_scale: float = 65536.0
     growth_interval: int = 2000
     max_norm: float = 0.0
@@ -78,8 +89,9 @@ class PrecisionConfig:
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        if self.dtype not in DTYPES:
-            raise ValueError(f"precision.dtype: expected one of {list(DTYPES)}, got {self.dtype!r}")
+        if self.dtype not in ("auto", *DTYPES):
+            expected = ["auto", *DTYPES]
+            raise ValueError(f"precision.dtype: expected one of {expected}, got {self.dtype!r}")
         if self.clip not in ("dense", "all"):
             raise ValueError(f"precision.clip: expected 'dense' or 'all', got {self.clip!r}")
         if not 0 < self.initial_scale <= MAX_SCALE:
@@ -102,6 +114,14 @@ class PrecisionConfig:
                 "precision: initial_scale and growth_interval have no effect on dtype "
                 f"{self.dtype!r}; remove them, or use 'fp16'"
             )
+
+    def settled(self, runtime: Runtime) -> PrecisionConfig:
+        """Return these settings with the number format in place of `auto`. Collective if it is."""
+        if self.dtype != "auto":
+            return self
+        able = torch.tensor(int(multiplies_bf16(runtime.device)))
+        dist.all_reduce(able, op=dist.ReduceOp.MIN, group=runtime.group)
+        return dataclasses.replace(self, dtype="bf16" if able else "fp32")
 
     def build(
         self,

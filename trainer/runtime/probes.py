@@ -42,6 +42,17 @@ def probe_spectral() -> str:
     return importlib.import_module("trainer.runtime.runtime").describe_spectral()
 
 
+def probe_format() -> str:
+    """Say which number format `precision.dtype auto` computes in here."""
+    torch = importlib.import_module("torch")
+    able = importlib.import_module("trainer.distributed.precision").multiplies_bf16
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if able(device):
+        return f"bf16, in which this machine's {device.type} multiplies"
+    lacks = "has neither avx512_bf16 nor AMX" if device.type == "cpu" else "does not multiply bf16"
+    return f"fp32, since the {device.type} {lacks}"
+
+
 def probe_fbgemm() -> str:
     """Call a native operator: importing alone may succeed while the library is not loaded."""
     torch = importlib.import_module("torch")
@@ -191,6 +202,7 @@ PROBES: dict[str, Callable[[], str]] = {
     "torch": probe_torch,
     "allocator": probe_allocator,
     "spectral": probe_spectral,
+    "number format": probe_format,
     "fbgemm_gpu": probe_fbgemm,
     "torchrec": probe_torchrec,
     "gloo": probe_gloo,

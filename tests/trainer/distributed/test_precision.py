@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from embeddings.optimizer import SparseOptimizerConfig
 from tests.support.processes import Processes
 from tests.support.training import Recipe, Session, train, whole_tables
+from trainer.build import settle
 from trainer.distributed.precision import PrecisionConfig
-from trainer.runtime.runtime import Runtime
+from trainer.recipes.load import load_recipe
+from trainer.runtime.runtime import Runtime, RuntimeConfig, start
 
 SGD = SparseOptimizerConfig(kind="sgd", learning_rate=1.0)
 ADAGRAD = SparseOptimizerConfig(learning_rate=0.1)
@@ -345,3 +348,35 @@ def test_a_tokenizer_that_gets_no_embeddings_is_refused(processes: Processes) ->
 def test_a_setting_that_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PrecisionConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("features", "dtype"),
+    [({"avx512_bf16": True}, "bf16"), ({"amx_bf16": True}, "bf16"), ({"avx2": True}, "fp32")],
+    ids=["avx512_bf16", "amx", "neither"],
+)
+def test_auto_is_what_the_cpu_multiplies_in_and_is_written_down(
+    monkeypatch: pytest.MonkeyPatch, features: dict[str, bool], dtype: str
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
+    runtime = start(RuntimeConfig(device="cpu"))
+    try:
+        assert PrecisionConfig(dtype="auto").settled(runtime).dtype == dtype
+        config = dataclasses.replace(
+            load_recipe("dlrm.demo"), precision=PrecisionConfig(dtype="auto")
+        )
+        assert settle(config, runtime).precision == PrecisionConfig(dtype=dtype)
+        assert PrecisionConfig(dtype="fp16").settled(runtime).dtype == "fp16"
+    finally:
+        runtime.stop()
+
+
+def _settle_apart(runtime: Runtime) -> str:
+    features = {"avx512_bf16": runtime.rank == 0}
+    with patch.object(torch.cpu, "get_capabilities", return_value=features):
+        return PrecisionConfig(dtype="auto").settled(runtime).dtype
+
+
+@pytest.mark.dist
+def test_auto_is_fp32_where_one_rank_s_cpu_cannot(processes: Processes) -> None:
+    assert processes.run(_settle_apart) == ["fp32", "fp32"]
