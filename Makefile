@@ -3,7 +3,7 @@
 #   PYTHON=...    interpreter to build .venv with (3.11 or newer); the first one found when not given
 #   PLATFORM=...  cpu or gpu: which list of requirements/ to install; gpu where nvidia-smi runs when not given
 #   JOBS=...      files of tests that run at the same time; 2 when not given (each starts up to three processes)
-#   ARGS=...      more words for the command of demo, nightly, test, parity, faults, fuzz or doctor: make test ARGS="-k torchx"
+#   ARGS=...      more words for the command of demo, nightly, test, parity, faults, fuzz, bench or doctor: make test ARGS="-k torchx"
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -23,7 +23,7 @@ PACKAGES := embeddings models trainer pipelines deploy
 
 PARITY := .parity
 
-.PHONY: help demo nightly test parity faults fuzz lint format doctor install clean
+.PHONY: help demo nightly test parity faults fuzz bench lint format doctor install clean
 
 help: ## list these targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -45,6 +45,9 @@ faults: $(STAMP) ## inject every fault into small jobs and print what was left; 
 
 fuzz: $(STAMP) ## read damaged inputs for ten minutes and list what was not refused; ARGS="--seed 1 --seconds 3600 csv"
 	$(BIN)/python -m tests.fuzz.run --jobs $(JOBS) $(ARGS)
+
+bench: $(STAMP) ## measure speed in alternating pairs and write docs/benchmarks.md; ARGS="--only loader --pairs 9"
+	$(BIN)/python -m tests.benchmarks.bench $(ARGS)
 
 lint: $(STAMP) ## check style, formatting, types and import contracts
 	$(BIN)/ruff check .
