@@ -142,6 +142,12 @@ def differences(before: Mapping[str, str], now: Mapping[str, str], count: int = 
     return "; ".join(parts)
 
 
+def fingerprint_of(files: Sequence[LogFile]) -> str:
+    """Return a hash of files and of the rows kept of them, independent of their paths."""
+    content = repr([(f.day, f.row_group_rows, f.row_group_starts, f.footer) for f in files])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
 def days_of(path: str | Path) -> list[str]:
     """Return the days of a log, in order; files outside any partition have the empty day.
 

@@ -15,7 +15,6 @@ once.
 from __future__ import annotations
 
 import collections
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from torch.utils.data import DataLoader, Sampler
 from embeddings.schema.schema import Schema
 from models.batch import Batch
 from trainer.data.collate import assemble, empty_batch, pad_batch
-from trainer.data.files import LogFile, RowInterval, contents, differences
+from trainer.data.files import LogFile, RowInterval, contents, differences, fingerprint_of
 from trainer.data.order import EpochOrder, Leg, Order, Window
 from trainer.data.splits import describe_days
 from trainer.data.worker import (
@@ -129,10 +128,7 @@ class Loader:
         self._counted = _Counted()
         self.files = tuple(files)
         self._rank, self._world_size, self._seed = rank, world_size, seed
-        content = repr(
-            [(f.day, f.row_group_rows, f.row_group_starts, f.footer) for f in self.files]
-        )
-        self._fingerprint = hashlib.sha256(content.encode()).hexdigest()[:16]
+        self._fingerprint = fingerprint_of(self.files)
         self._dataset = WindowDataset(schema, config.batch_size, rank)
         self._windows = _Windows()
         self._workers: DataLoader[Block] | None = None

@@ -8,6 +8,7 @@ Shapes: B examples, K tasks, D width of a vector.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from trainer.runtime.printable import printable
 VERSION = "model_version"
 VECTOR_COLUMNS = {name: f"{name}_vector" for name in ("representation", "item", "user")}
 _GROUP_ROWS = 65_536
+_ROWS = b"fullrank.rows"  # of a file's metadata: the fingerprint of the rows it was made of
 
 
 def default_columns(schema: Schema, files: Sequence[LogFile]) -> tuple[str, ...]:
@@ -36,6 +38,19 @@ def default_columns(schema: Schema, files: Sequence[LogFile]) -> tuple[str, ...]
         names = pq.read_schema(openable(file.path)).names
         wanted = {name: None for name in wanted if name in names}
     return tuple(wanted)
+
+
+def scored_rows(folder: Path) -> str:
+    """Return the fingerprint of the rows that the scores in a day's folder were made of.
+
+    Raises:
+        OSError, ValueError: its first file cannot be read, or has none.
+    """
+    try:
+        held = pq.read_schema(folder / "part-00000.parquet").metadata
+        return held[_ROWS].decode("ascii")
+    except (pa.ArrowException, KeyError, TypeError) as error:
+        raise ValueError(f"{folder}: expected scores of `trainer.score`, got none") from error
 
 
 class ScoredFile:
@@ -65,6 +80,7 @@ class ScoredFile:
                 f"--columns: {min(clash)!r} is the name of a column of scores; rename it in the "
                 "log or leave it out"
             )
+        self._made_of = loader.fingerprint
         self._reader = ColumnReader(loader.schema, self._passed.names)
         self._rows = _rows(self._reader, loader)
         self._rest: pa.RecordBatch | None = None
@@ -75,13 +91,20 @@ class ScoredFile:
         """Return the file."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Write what is left and close the file."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Write what is left, and wait until it is on the disk; after an error, close the file."""
+        if kind is not None:
+            if self._writer is not None:
+                self._writer.close()
+            self._reader.close()
+            return
         if self._writer is None and not self._waiting:
             self._waiting.append(self._batch(np.empty((0, len(self._tasks)), np.float32), {}))
         self._flush()
         if self._writer is not None:
             self._writer.close()
+        with self._path.open("rb") as file:
+            os.fsync(file.fileno())
         self._reader.close()
 
     def add(self, probabilities: np.ndarray, vectors: Mapping[str, np.ndarray]) -> None:
@@ -91,7 +114,8 @@ class ScoredFile:
             probabilities: (B, K) float32.
             vectors: (B, D) float32 by name; the same names in every call.
         """
-        if len(probabilities):
+        # A rank without rows still writes every column, so that a day's files read as one.
+        if len(probabilities) or (self._writer is None and not self._waiting):
             self._waiting.append(self._batch(probabilities, vectors))
             if sum(one.num_rows for one in self._waiting) >= _GROUP_ROWS:
                 self._flush()
@@ -134,10 +158,11 @@ class ScoredFile:
         table = pa.Table.from_batches(self._waiting)
         self._waiting = []
         if self._writer is None:
+            schema = table.schema.with_metadata({_ROWS: self._made_of})
             self._writer = pq.ParquetWriter(
-                self._path, table.schema, compression="zstd", write_page_checksum=True
+                self._path, schema, compression="zstd", write_page_checksum=True
             )
-        self._writer.write_table(table)
+        self._writer.write_table(table.replace_schema_metadata({_ROWS: self._made_of}))
 
 
 def _rows(reader: ColumnReader, loader: Loader) -> Iterator[pa.RecordBatch]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from models.ranking import Predictions
 from trainer.build import Training, open_loader
 from trainer.checkpoint.storage import Folder, address
 from trainer.config.config import TrainConfig
-from trainer.data.files import LogFile, check_families, days_of
+from trainer.data.files import LogFile, check_families, days_of, discover, fingerprint_of
 from trainer.data.loader import Loader
 from trainer.data.splits import days_within, parse_days
 from trainer.distributed.parallelize import ParallelConfig
@@ -40,7 +41,7 @@ from trainer.runtime.dict_diff import differences
 from trainer.runtime.printable import printable
 from trainer.runtime.runtime import Runtime
 from trainer.serving.model import model_version, representation_of, side_columns
-from trainer.serving.scored_files import ScoredFile, default_columns
+from trainer.serving.scored_files import ScoredFile, default_columns, scored_rows
 from trainer.serving.scorer import check_vectors
 from trainer.telemetry.console import Console
 
@@ -81,7 +82,8 @@ def score(
         console: shows progress on rank 0.
 
     Returns:
-        Rows and days that were scored, days that were there already, the model's version.
+        Rows and days that were scored, days that were there already and how many of them were
+        scored from other rows than the log has now, the model's version.
 
     Raises:
         ValueError: no checkpoint, a log that does not fit it, or an output of something else.
@@ -102,6 +104,8 @@ def score(
     _claim(request, config, version, address(path), runtime)
     left = [day for day in days if not _on_first(runtime, _folder(request.output, day).is_dir())]
     found = {"model": version, "rows": 0, "days": 0, "there": len(days) - len(left)}
+    changed = _changed(config, request, [day for day in days if day not in left], runtime)
+    found["changed"] = changed
     if not left:
         return found
     training = load_model(path, config, runtime)
@@ -139,6 +143,31 @@ def _of_day(config: TrainConfig, days: str) -> TrainConfig:
 
 def _folder(output: Path, day: str) -> Path:
     return output / (f"dt={day}" if day else _WITHOUT_DAY)
+
+
+def _changed(
+    config: TrainConfig, request: ScoreRequest, days: Sequence[str], runtime: Runtime
+) -> int:
+    """Say which scored days the log now has other rows of, and return how many. Collective."""
+    changed = []
+    for day in days if runtime.is_first else ():
+        folder = _folder(request.output, day)
+        try:
+            files = discover(request.data, parse_days(day), config.schema)
+            same = scored_rows(folder) == fingerprint_of(files)
+        except (OSError, ValueError):
+            same = False
+        if not same:
+            changed.append(folder.name)
+    if changed:
+        print(
+            f"note: {request.output}: scored from other rows than the log has now: "
+            f"{', '.join(changed[:5])}{', ...' if len(changed) > 5 else ''}; remove these folders "
+            "to score them again",
+            file=sys.stderr,
+            flush=True,
+        )
+    return _on_first(runtime, len(changed))
 
 
 def _on_first(runtime: Runtime, value: Any) -> Any:

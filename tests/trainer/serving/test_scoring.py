@@ -2,6 +2,7 @@
 """Scores of a log are those of the evaluation, whole or absent, on any number of ranks."""
 
 import json
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -91,6 +92,34 @@ def test_the_same_command_goes_on_with_the_days_that_are_missing(run, logs, tmp_
         "part-00000.parquet"
     ]
     assert not list(output.glob(".*"))
+    assert found["changed"] == 0
+
+
+def test_scored_days_whose_rows_have_changed_are_named(run, unlabelled, tmp_path, capfd):
+    log, output = tmp_path / "log", tmp_path / "scores"
+    shutil.copytree(unlabelled, log)
+    assert scored(run, log, output) == 0
+    (first,) = (log / f"dt={runs.DAYS[0]}").iterdir()
+    pq.write_table(pq.read_table(first, partitioning=None).slice(1), first)
+    capfd.readouterr()
+    assert scored(run, log, output) == 0
+    said = capfd.readouterr()
+    assert f"scored from other rows than the log has now: dt={runs.DAYS[0]};" in said.err
+    found = json.loads(said.out.splitlines()[-1])
+    assert (found["there"], found["changed"], found["rows"]) == (2, 1, 0)
+
+
+@pytest.mark.dist
+def test_ranks_without_rows_of_a_day_leave_files_that_read_as_one(
+    processes, run, unlabelled, tmp_path
+):
+    day = tmp_path / "log" / f"dt={runs.DAYS[0]}"
+    day.mkdir(parents=True)
+    pq.write_table(rows_of(unlabelled).slice(0, 1), day / "a.parquet")
+    processes.run(_scored, run, tmp_path / "log", tmp_path / "scores", world_size=2)
+    table = read(tmp_path / "scores" / day.name)
+    assert table.num_rows == 1
+    assert table["representation_vector"].null_count == 0
 
 
 def test_a_folder_of_other_scores_is_refused_by_what_differs(run, logs, tmp_path, capfd):
