@@ -45,6 +45,7 @@ COMMANDS = {
     "compare": Command("trainer.compare", "compare models on the same rows"),
     "score": Command("trainer.score", "predict a log: Parquet in, Parquet out"),
     "export": Command("trainer.export", "write a model as one folder to serve"),
+    "serve": Command("trainer.serve", "answer requests for scores over HTTP"),
     "report": Command("pipelines.report", "compare runs in one HTML page"),
     "nightly": Command("pipelines.run", "train, compare and promote, night by night", ("nightly",)),
     "epochs": Command("pipelines.run", "find the number of epochs", ("epochs",)),
