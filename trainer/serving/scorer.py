@@ -28,6 +28,7 @@ from trainer.data.collator import Collator
 from trainer.data.columns import RowError, check_columns
 from trainer.data.files import LogFile, check_families
 from trainer.data.frames import as_file, to_table
+from trainer.distributed.precision import DTYPES
 from trainer.evaluation.evaluate import read_config
 from trainer.serving.exported import is_export, load_export
 from trainer.serving.model import Parts, autocast, load_whole, model_version, predict, side_columns
@@ -53,6 +54,9 @@ class Scorer:
         families: of the training log, by column: `text`, `date` or `number`.
         version: of the model.
         batch_rows: rows that are computed at a time, which bounds the memory of a call.
+
+    Raises:
+        ValueError: no rows at a time, or a number format that no run records.
     """
 
     def __init__(
@@ -65,6 +69,12 @@ class Scorer:
     ) -> None:
         if batch_rows < 1:
             raise ValueError(f"batch_rows: expected at least 1, got {batch_rows}")
+        if config.precision.dtype not in DTYPES:
+            raise ValueError(
+                f"{version}: precision.dtype: expected one of {list(DTYPES)}, as a run records it, "
+                f"got {config.precision.dtype!r}; its configuration has been changed: write it "
+                "again, or use another checkpoint"
+            )
         self.model, self.config, self.version = model.eval(), config, version
         self.tasks = tuple(label.name for label in config.schema.labels)
         self._schema = config.schema.without_labels()

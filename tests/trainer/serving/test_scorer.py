@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A model in one process predicts what the evaluation predicts, from columns of any kind."""
 
+import dataclasses
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -110,6 +111,16 @@ def test_columns_of_any_kind_give_the_same_probabilities(scorer, logs):
         for name, found in scorer(columns).items():
             np.testing.assert_allclose(found, expected[name], atol=1e-7)
     assert all(len(one) == 0 for one in scorer(table.slice(0, 0)).values())
+
+
+def test_a_model_is_served_in_the_number_format_that_its_machine_chose(scorer, logs, tmp_path):
+    chosen = Scorer.load(trained(tmp_path, "dlrm.demo", logs, "--precision.dtype", "auto"))
+    assert chosen.config.precision.dtype in ("fp32", "bf16")
+    assert chosen(rows_of(logs))["click"].shape == (320,)
+    auto = dataclasses.replace(chosen.config.precision, dtype="auto")
+    config = dataclasses.replace(chosen.config, precision=auto)
+    with pytest.raises(ValueError, match=r"step-3: precision\.dtype: expected one of"):
+        Scorer(scorer.model, config, {}, "step-3")
 
 
 def test_threads_share_a_scorer(scorer, logs):
