@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from models.layers import RMS_EPS, PerTokenLinear, check_choices, xavier_linear
+from models.layers import RMS_EPS, GainRMSNorm, PerTokenLinear, check_choices, xavier_linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,7 @@ class SharedProjection(nn.Module):
     ) -> None:
         super().__init__()
         self.num_tokens = num_tokens
-        self.norm = nn.RMSNorm(total, eps=RMS_EPS)
+        self.norm = GainRMSNorm(total, eps=RMS_EPS)
         self.mlp = _perceptron(config, total // num_tokens, token_dim)
 
     def forward(self, concatenated: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ class JointProjection(nn.Module):
     ) -> None:
         super().__init__()
         self.num_tokens = num_tokens
-        self.norm = nn.RMSNorm(total, eps=RMS_EPS)
+        self.norm = GainRMSNorm(total, eps=RMS_EPS)
         self.mlp = _perceptron(config, total, num_tokens * token_dim)
 
     def forward(self, concatenated: Tensor) -> Tensor:
@@ -241,7 +241,7 @@ class JointProjection(nn.Module):
 def _perceptron(config: ProjectionConfig, inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(
         xavier_linear(inputs, config.hidden),
-        nn.RMSNorm(config.hidden, eps=RMS_EPS),
+        GainRMSNorm(config.hidden, eps=RMS_EPS),
         nn.ReLU(),
         nn.Dropout(config.dropout),
         xavier_linear(config.hidden, outputs),

@@ -98,6 +98,29 @@ def widen(values: Tensor, tower: str) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm that takes float32 rows under half-precision gains: (..., D) to (..., D).
+
+    DeepSpeed's half-precision engines keep weights in half precision, and towers keep residual sums
+    in float32. torch's kernel for CPUs refuses this pair, so the gains are widened.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return (..., D) of (..., D)."""
+        wide = torch.promote_types(self.weight.dtype, input.dtype)
+        weight, bias = self.weight.to(wide), self.bias.to(wide)
+        return functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+
+
+class GainRMSNorm(nn.RMSNorm):
+    """RMSNorm that takes float32 rows under half-precision gains: (..., D) to (..., D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., D) of (..., D)."""
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, x.dtype))
+        return functional.rms_norm(x, self.normalized_shape, weight, self.eps)
+
+
 class RMSNorm(nn.RMSNorm):
     """RMSNorm of rows by `normed_rows`: (..., D) to (..., D)."""
 
@@ -135,9 +158,9 @@ class PerTokenRMSNorm(nn.Module):
 def make_norm(kind: NormKind, dim: int, eps: float) -> nn.Module:
     """Return a norm over the last `dim` coordinates: LayerNorm, RMSNorm (with gain) or identity."""
     if kind == "layer":
-        return nn.LayerNorm(dim, eps=eps)
+        return LayerNorm(dim, eps=eps)
     if kind == "rms":
-        return nn.RMSNorm(dim, eps=eps)
+        return GainRMSNorm(dim, eps=eps)
     return nn.Identity()
 
 

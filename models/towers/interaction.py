@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from models.attention.attention import attention
-from models.layers import SwiGLU, xavier_linear
+from models.layers import GainRMSNorm, SwiGLU, xavier_linear
 
 Gate = Literal["xavier", "zero", "none"]
 OutputProjection = Literal["none", "before_gate", "after_gate"]
@@ -108,11 +108,11 @@ class InteractionBlock(nn.Module):
         self.num_heads = num_heads
         self.gated = gate != "none"
         self.project_first = output_projection == "before_gate"
-        self.attention_norm = nn.RMSNorm(dim, eps=1e-6)
+        self.attention_norm = GainRMSNorm(dim, eps=1e-6)
         self.key_value = xavier_linear(dim, 2 * dim, bias=False)
         self.query_gate = xavier_linear(dim, 2 * dim if self.gated else dim, bias=False)
         self.output = xavier_linear(dim, dim, bias=False) if output_projection != "none" else None
-        self.ffn_norm = nn.RMSNorm(dim, eps=1e-6)
+        self.ffn_norm = GainRMSNorm(dim, eps=1e-6)
         self.ffn = SwiGLU(dim, hidden)
         # Projections that share one matrix start as separate Xavier-initialized projections.
         nn.init.normal_(self.key_value.weight, std=dim**-0.5)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.layers import (
+    LayerNorm,
     PerTokenGLU,
     PerTokenLinear,
     PerTokenRMSNorm,
@@ -164,7 +165,7 @@ class PaperBlock(nn.Module):
     def __init__(self, config: RankElastorConfig, num_tokens: int, token_dim: int) -> None:
         super().__init__()
         self.mixing = ResidualMixing(config, num_tokens, token_dim)
-        self.norm = nn.LayerNorm(token_dim, eps=_LAYER_NORM_EPS)
+        self.norm = LayerNorm(token_dim, eps=_LAYER_NORM_EPS)
         self.ffn = PerTokenGLU(num_tokens, token_dim, round(config.expansion * token_dim))
 
     def forward(self, tokens_BTD: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.attention import attention
-from models.layers import Measured, PerTokenFFN, check_choices, widen
+from models.layers import LayerNorm, Measured, PerTokenFFN, check_choices, widen
 from models.spectral.spectral import (
     DEFAULT_FLOOR,
     PositionBias,
@@ -197,9 +197,9 @@ class SpecFormerLayer(nn.Module):
         needs_beta = config.has_position and config.position_bias != "identity"
         self.beta = nn.Parameter(torch.tensor([0.0, 1.0, 0.0])) if needs_beta else None
         self.attention_map = Measured("attention")
-        self.attention_norm = nn.LayerNorm(token_dim, eps=config.norm_eps)
+        self.attention_norm = LayerNorm(token_dim, eps=config.norm_eps)
         self.ffn = PerTokenFFN(num_tokens, token_dim, round(config.ffn_ratio * token_dim))
-        self.ffn_norm = nn.LayerNorm(token_dim, eps=config.norm_eps)
+        self.ffn_norm = LayerNorm(token_dim, eps=config.norm_eps)
 
     def forward(self, tokens_BTD: Tensor) -> Tensor:
         """Return (B, T, D) of (B, T, D)."""

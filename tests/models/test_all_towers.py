@@ -144,6 +144,19 @@ def test_half_precision_inputs_are_widened(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_weights_in_half_precision_train_under_autocast(name: str) -> None:
+    """As DeepSpeed's bf16 and fp16 engines keep them; inputs come in float32 or half precision."""
+    tower, half = build(name).to(torch.bfloat16).train(), torch.bfloat16
+    for dtype in (torch.float32, half):
+        tower.zero_grad()
+        with torch.autocast("cpu", dtype=half):
+            out = tower(track(cast(inputs(name), dtype)))
+        out.float().square().sum().backward()
+        for path, parameter in tower.named_parameters():
+            assert parameter.grad is not None and bool(parameter.grad.isfinite().all()), path
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_rows_permuted_are_scores_permuted_and_a_row_alone_scores_the_same(name: str) -> None:
     tower, values = build(name, std=0.2).double(), inputs(name)
     out = tower(values)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.layers import MLP, check_choices, read_tokens, xavier_linear
+from models.layers import MLP, LayerNorm, check_choices, read_tokens, xavier_linear
 from models.tower import Tower, TowerConfig
 
 
@@ -73,7 +73,7 @@ class MaskNet(Tower):
         self.num_tokens, self.token_dim = num_tokens, token_dim
         self.serial, self.dropout = config.structure == "serial", config.dropout
         width = num_tokens * token_dim
-        self.norm = nn.LayerNorm(token_dim)  # of each field, gains shared by fields
+        self.norm = LayerNorm(token_dim)  # of each field, gains shared by fields
         inputs = (
             (width, *config.block_units[:-1]) if self.serial else (width,) * len(config.block_units)
         )
@@ -115,7 +115,7 @@ class MaskBlock(nn.Module):
             xavier_linear(width, hidden), nn.ReLU(), xavier_linear(hidden, before)
         )
         self.linear = xavier_linear(before, after, bias=False)  # the norm that follows has a bias
-        self.norm = nn.LayerNorm(after)
+        self.norm = LayerNorm(after)
 
     def forward(self, embedding_BN: Tensor, inputs: Tensor) -> Tensor:
         """Return (B, after) of (B, N) and (B, before)."""

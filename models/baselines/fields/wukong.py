@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models.layers import MLP, read_tokens, xavier_linear
+from models.layers import MLP, LayerNorm, read_tokens, xavier_linear
 from models.tower import Tower, TowerConfig
 
 
@@ -94,12 +94,12 @@ class WuKongLayer(nn.Module):
         self.dim = dim
         self.columns = nn.Parameter(torch.empty(before, config.rank))  # Y (n, k)
         nn.init.xavier_normal_(self.columns)
-        self.fm_norm = nn.LayerNorm(before * config.rank)
+        self.fm_norm = LayerNorm(before * config.rank)
         self.fm_hidden = MLP(before * config.rank, config.hidden_units, dropout=config.dropout)
         self.fm_output = xavier_linear(self.fm_hidden.output_dim, config.num_fm * dim)
         self.linear = _map_of_embeddings(config.num_linear, before)
         self.residual = _map_of_embeddings(after, before) if after != before else None
-        self.norm = nn.LayerNorm(dim)
+        self.norm = LayerNorm(dim)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return (B, n_F + n_L, D) of (B, n, D)."""

@@ -28,7 +28,7 @@ from torch.nn import functional
 from models.attention.attention import attention
 from models.attention.padding import PaddedHistory, read_stream
 from models.baselines.sequences.ranking import meet, width
-from models.layers import xavier_linear
+from models.layers import LayerNorm, xavier_linear
 from models.stream import Stream
 from models.tower import StreamTowerConfig, Tower
 
@@ -114,7 +114,7 @@ class BERT4RecLayer(nn.Module):
         self.num_heads, self.dropout = num_heads, dropout
         self.query, self.key, self.value, self.output = (xavier_linear(dim, dim) for _ in range(4))
         self.up, self.down = xavier_linear(dim, 4 * dim), xavier_linear(4 * dim, dim)
-        self.attention_norm, self.ffn_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attention_norm, self.ffn_norm = LayerNorm(dim), LayerNorm(dim)
 
     def forward(self, rows: Tensor, seen: Tensor) -> Tensor:
         """Return (B, L, D) of (B, L, D). seen: (B, 1, 1, L)."""

@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from models.attention.attention import causal_mask, hide_padding, isolate_candidates
 from models.attention.padding import PaddedHistory, read_stream
+from models.layers import LayerNorm
 from models.stream import Stream
 from models.tower import StreamTowerConfig, Tower
 
@@ -83,7 +84,7 @@ class HSTU(Tower):
         self.layers = nn.ModuleList(
             HSTULayer(config, token_dim, length) for _ in range(config.num_layers)
         )
-        self.norm = nn.LayerNorm(token_dim, eps=_EPS)
+        self.norm = LayerNorm(token_dim, eps=_EPS)
 
     def forward(self, stream: Stream) -> Tensor:
         """Return the outputs (B, V, D) at the targets.
@@ -125,11 +126,11 @@ class HSTULayer(nn.Module):
         value_dim = config.value_dim or token_dim // config.num_heads
         wide = self.num_heads * value_dim
         narrow = self.num_heads * self.attention_dim
-        self.norm = nn.LayerNorm(token_dim, eps=_EPS)
+        self.norm = LayerNorm(token_dim, eps=_EPS)
         self.gate_query = nn.Linear(token_dim, wide + narrow)
         self.value_key = nn.Linear(token_dim, wide + narrow)
         self.split = [wide, narrow]
-        self.attended_norm = nn.LayerNorm(wide, eps=_EPS)
+        self.attended_norm = LayerNorm(wide, eps=_EPS)
         self.output = nn.Linear(3 * wide, token_dim, bias=False)
         # Xavier-uniform as the one matrix that both maps are parts of.
         bound = (6 / (token_dim + 2 * (wide + narrow))) ** 0.5

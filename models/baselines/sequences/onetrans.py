@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from models.attention.attention import attention, causal_mask, hide_padding, isolate_candidates
 from models.attention.padding import PaddedHistory, read_stream
-from models.layers import PerTokenFFN, PerTokenLinear, check_choices, xavier_linear
+from models.layers import GainRMSNorm, PerTokenFFN, PerTokenLinear, check_choices, xavier_linear
 from models.stream import Stream
 from models.tower import StreamTowerConfig, Tower
 
@@ -89,7 +89,7 @@ class OneTrans(Tower):
             OneTransLayer(config, num_fields, token_dim, last=number == last)
             for number in range(config.num_layers)
         )
-        self.norm = nn.RMSNorm(token_dim, eps=_EPS)
+        self.norm = GainRMSNorm(token_dim, eps=_EPS)
 
     def forward(self, stream: Stream) -> Tensor:
         """Return the outputs (B, V, D) at the targets.
@@ -129,13 +129,13 @@ class OneTransLayer(nn.Module):
         dim, hidden = token_dim, round(config.expansion * token_dim)
         slots = 1 if last else num_fields + 1
         self.num_heads, self.last = config.num_heads, last
-        self.attention_norm = nn.RMSNorm(dim, eps=_EPS)
+        self.attention_norm = GainRMSNorm(dim, eps=_EPS)
         self.key_value = xavier_linear(dim, 2 * dim, bias=False)
         self.own_key_value = PerTokenLinear(num_fields + 1, dim, 2 * dim, bias=False)
         self.query = None if last else xavier_linear(dim, dim, bias=False)
         self.own_query = PerTokenLinear(slots, dim, dim, bias=False)
         self.output = xavier_linear(dim, dim, bias=False)
-        self.ffn_norm = nn.RMSNorm(dim, eps=_EPS)
+        self.ffn_norm = GainRMSNorm(dim, eps=_EPS)
         self.up = None if last else xavier_linear(dim, hidden)
         self.down = None if last else xavier_linear(hidden, dim)
         self.own_ffn = PerTokenFFN(slots, dim, hidden)

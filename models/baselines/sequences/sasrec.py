@@ -27,7 +27,7 @@ from torch.nn import functional
 from models.attention.attention import attention, causal_mask, hide_padding
 from models.attention.padding import PaddedHistory, read_stream
 from models.baselines.sequences.ranking import meet, width
-from models.layers import xavier_linear
+from models.layers import LayerNorm, xavier_linear
 from models.stream import Stream
 from models.tower import StreamTowerConfig, Tower
 
@@ -68,7 +68,7 @@ class SASRec(Tower):
         self.blocks = nn.ModuleList(
             SASRecBlock(token_dim, config.dropout) for _ in range(config.num_layers)
         )
-        self.norm = nn.LayerNorm(token_dim)
+        self.norm = LayerNorm(token_dim)
 
     def forward(self, stream: Stream) -> Tensor:
         """Return the outputs (B, V, (F + 3)·D) at the targets.
@@ -98,7 +98,7 @@ class SASRecBlock(nn.Module):
     def __init__(self, dim: int, dropout: float) -> None:
         super().__init__()
         self.dropout = dropout
-        self.attention_norm, self.ffn_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attention_norm, self.ffn_norm = LayerNorm(dim), LayerNorm(dim)
         self.query, self.key, self.value = (xavier_linear(dim, dim, bias=False) for _ in range(3))
         self.up, self.down = xavier_linear(dim, dim), xavier_linear(dim, dim)
 

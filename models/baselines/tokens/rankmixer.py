@@ -18,7 +18,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from models.layers import Measured, PerTokenFFN, PerTokenGLU, check_choices, read_tokens
+from models.layers import LayerNorm, Measured, PerTokenFFN, PerTokenGLU, check_choices, read_tokens
 from models.tower import Tower, TowerConfig
 
 _EPS = 1e-5
@@ -104,9 +104,9 @@ class RankMixerLayer(nn.Module):
     def __init__(self, config: RankMixerConfig, num_tokens: int, token_dim: int) -> None:
         super().__init__()
         hidden = round(config.expansion * token_dim)
-        self.mixing_norm = nn.LayerNorm(token_dim, eps=_EPS)
+        self.mixing_norm = LayerNorm(token_dim, eps=_EPS)
         self.mixed = Measured("mixing")
-        self.ffn_norm = nn.LayerNorm(token_dim, eps=_EPS)
+        self.ffn_norm = LayerNorm(token_dim, eps=_EPS)
         if config.ffn == "glu":
             self.ffn: nn.Module = PerTokenGLU(num_tokens, token_dim, hidden, bias=True)
         else:

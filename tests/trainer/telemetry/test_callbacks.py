@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 
 import pytest
@@ -16,13 +18,20 @@ def logs(tmp_path_factory):
     return generate(tmp_path_factory.mktemp("logs"))
 
 
+def _train_and_listen(runtime, config, output):
+    """Return what `train` does, and what this rank printed as an error."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        return train(runtime, config, output), said.getvalue()
+
+
 @pytest.mark.dist
 def test_callbacks_hear_of_steps_evaluations_and_checkpoints_once_on_two_ranks(
-    processes, logs, tmp_path, capfd
+    processes, logs, tmp_path
 ):
     words = ["--export.callbacks", NOTES, FAILS, "--max-steps", "3"]
     config = small("dlrm.demo", logs, *words, "--checkpoint.interval-steps", "2")
-    metrics = processes.run(train, config, tmp_path / "mine")[0]
+    metrics, said = processes.run(_train_and_listen, config, tmp_path / "mine")[0]
     lines = (tmp_path / "mine" / "notes.jsonl").read_text().splitlines()
     notes = [json.loads(line) for line in lines]
     events = [(note["event"], note.get("step")) for note in notes]
@@ -32,7 +41,7 @@ def test_callbacks_hear_of_steps_evaluations_and_checkpoints_once_on_two_ranks(
     (evaluation,) = [note for note in notes if note["event"] == "evaluation"]
     assert evaluation["auc"] == pytest.approx(metrics["auc"], rel=1e-6)
     assert notes[0]["recipe"] == "dlrm.demo" and notes[0]["end"] == 3
-    (alert,) = [line for line in capfd.readouterr().err.splitlines() if "ALERT callback" in line]
+    (alert,) = [line for line in said.splitlines() if "ALERT callback" in line]
     assert r"tracker\nis away" in alert and "goes on without it" in alert
 
 
