@@ -130,14 +130,13 @@ def build_training(config: TrainConfig, runtime: Runtime) -> Training:
     """Build the model identically on all ranks, shard it and create its optimizers. Collective."""
     config = settle(config, runtime)
     model = RankingModel(config.schema, config.model, torch.device("meta"), config.runtime.seed)
-    parallel = parallelize(model, config.parallel, config.sparse, runtime, config.loader.batch_size)
+    batch_size = config.loader.on(runtime.world_size).batch_size
+    parallel = parallelize(model, config.parallel, config.sparse, runtime, batch_size)
     if config.parallel.compile:
         ragged = isinstance(config.model.tower, StreamTowerConfig)
         compile_tower(parallel.model.get_submodule("tower"), ragged)
     optimizer = config.dense.build(parallel.dense_parameters)
-    dense = build_dense(
-        parallel, optimizer, runtime, config.precision.dtype, config.loader.batch_size
-    )
+    dense = build_dense(parallel, optimizer, runtime, config.precision.dtype, batch_size)
     precision = config.precision.build(
         parallel.model, dense, config.sparse.zero_is_no_update, parallel.exchange
     )

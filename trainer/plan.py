@@ -106,7 +106,8 @@ def plan_config(config: TrainConfig, world_size: int, local_world_size: int, dev
     fuse_optimizer(layer, config.sparse)
     sharding = config.parallel.sharding
     topology = sharding.topology(world_size, local_world_size, device)
-    return plan_tables(model, sharding, topology, config.loader.batch_size)
+    batch_size = config.loader.on(world_size).batch_size
+    return plan_tables(model, sharding, topology, batch_size)
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "") -> int:

@@ -353,22 +353,22 @@ class Trainer:
             lines += [(line, False) for line in self.inherited.table()]
         elif step:
             # What the curve has beyond the checkpoint, before it is cut.
-            reached = last_step(self.output / CURVES) if runtime.is_first else 0
-            lost = reached - step
+            lost = (last_step(self.output / CURVES) if runtime.is_first else 0) - step
             again = f"; {lost:,} steps that were lost are trained again" if lost > 0 else ""
             place = f"resumed at step {step:,} of {self.end_step:,}"
             lines.append((f"{restart}{place}{again}", bool(restart)))
         elif restarted:
             place = f"{self.output} holds no checkpoint yet: from the beginning"
             lines.append((f"{restart}{place}", bool(restart)))
-        train, test = self.train_loader.describe(), self.test_loader.describe()
-        lines.append((f"training on {train}; testing on {test}", True))
+        logs = f"{self.train_loader.describe()}; testing on {self.test_loader.describe()}"
+        lines.append((f"training on {logs}", True))
         dtype, device = config.precision.dtype, runtime.device
         computes = f"{dtype} on {runtime.world_size} x {device.type}"
         lines += [
             (f"dense weights: {config.dense.describe()}", False),
             (f"tables: {config.sparse.describe()}", False),
             (f"{computes}, dense weights by {config.parallel.describe()}", False),
+            (config.loader.describe(runtime.world_size), False),
         ]
         chosen = self._tower().describe(device, DTYPES[dtype])
         return [*lines, *((line, False) for line in chosen)]

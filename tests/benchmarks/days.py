@@ -63,7 +63,7 @@ def run(config: TrainConfig, started: runtime.Runtime, first: str) -> Iterator[d
     config = on_days(config, f"{days[0]}:{days[-2]}", days[-1])
     model, dense, _, pipeline = build_training(config, started)
     loader = open_loader(config, started, train=True)
-    steps, size = len(loader), config.loader.batch_size
+    steps, size = len(loader), loader.config.batch_size
     schedule = config.dense.schedule.build(steps, dense.optimizer, model.fused_optimizer)
     rows = [
         sum(sum(file.row_group_rows) for file in discover(config.data.path, (d, d), config.schema))

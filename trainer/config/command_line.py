@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import re
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ def apply_overrides(config: TrainConfig, arguments: Sequence[str]) -> TrainConfi
     path = last_value(arguments, "--data.schema")
     if path:
         config = fit_recipe(config, load_schema(path))
+    config = _choose_batch(config, arguments)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
@@ -47,6 +49,25 @@ def apply_overrides(config: TrainConfig, arguments: Sequence[str]) -> TrainConfi
     if config.data.schema and config.data.schema != path:  # the recipe's own
         config = fit_recipe(config, load_schema(config.data.schema))
     return config
+
+
+def _choose_batch(config: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
+    """Return `config` with one size of a batch: of a rank or of all ranks, as the words say.
+
+    Raises:
+        ValueError: the words give both.
+    """
+    here, everywhere = "--loader.batch-size", "--loader.global-batch-size"
+    given = [name for name in (here, everywhere) if last_value(arguments, name) not in ("", "0")]
+    if len(given) == 2:
+        raise ValueError(f"{here} is of a rank and {everywhere} of all ranks: expected one of them")
+    if not given:
+        return config
+    # Words replace the 1.
+    sizes = {"batch_size": 1, "global_batch_size": 0}
+    if given == [everywhere]:
+        sizes = {"batch_size": 0, "global_batch_size": 1}
+    return dataclasses.replace(config, loader=dataclasses.replace(config.loader, **sizes))
 
 
 def _refusal(stop: BaseException, printed: str) -> str:

@@ -28,7 +28,7 @@ _FIXED = ("recipe", "schema")
 _ROOT = "run"
 _OFTEN = (
     *("--epochs", "--data.path", "--data.schema", "--data.train-days", "--data.test-days"),
-    *("--loader.batch-size", "--loader.num-workers", "--model.tokenizer.token-dim"),
+    *("--loader.global-batch-size", "--loader.num-workers", "--model.tokenizer.token-dim"),
     *("--dense.learning-rate", "--sparse.learning-rate", "--precision.dtype", "--runtime.seed"),
     *("--checkpoint.folder", "--checkpoint.interval-seconds", "--inherit.path", "--inherit.policy"),
 )

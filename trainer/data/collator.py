@@ -9,6 +9,7 @@ Shapes: B rows, F sparse features, C dense features, K labels, N values of all l
 
 from __future__ import annotations
 
+import collections
 from collections import Counter
 from dataclasses import dataclass
 
@@ -33,6 +34,9 @@ from trainer.data.transforms import (
     middle_day,
     table_rows,
 )
+
+# More batches than any pipeline takes ahead.
+_AHEAD = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,3 +261,31 @@ class Collator:
 def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return a column of a batch or a table as one array."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+class Counted:
+    """Sums the counts of batches, up to the batch that was trained last.
+
+    A pipeline takes batches ahead of training. A run that continues from a checkpoint counts those
+    batches again, so the checkpoint's sums leave them out.
+    """
+
+    def __init__(self) -> None:
+        self._sum: Counter[str] = Counter()
+        self._latest: collections.deque[tuple[int, Counter[str]]] = collections.deque()
+
+    def add(self, step: int, counts: Counter[str]) -> None:
+        """Add the counts of batch `step` of the epoch."""
+        if any(counts.values()):
+            self._latest.append((step, counts))
+            if len(self._latest) > _AHEAD:
+                self._sum += self._latest.popleft()[1]
+
+    def end_epoch(self) -> None:
+        """Treat all batches so far as trained."""
+        while self._latest:
+            self._sum += self._latest.popleft()[1]
+
+    def total(self, step: int) -> Counter[str]:
+        """Return the sums up to batch `step` of the epoch, at most `_AHEAD` batches back."""
+        return sum((counts for at, counts in self._latest if at <= step), self._sum.copy())

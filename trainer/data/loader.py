@@ -14,7 +14,7 @@ once.
 
 from __future__ import annotations
 
-import collections
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Sampler
 from embeddings.schema.schema import Schema
 from models.batch import Batch
 from trainer.data.collate import assemble, empty_batch, pad_batch
+from trainer.data.collator import Counted
 from trainer.data.files import LogFile, RowInterval, contents, differences, fingerprint_of
 from trainer.data.order import EpochOrder, Leg, Order, Window
 from trainer.data.splits import describe_days
@@ -40,9 +41,6 @@ from trainer.data.worker import (
 )
 from trainer.runtime.allocator import is_kept
 
-# More batches than any pipeline takes ahead.
-_AHEAD = 64
-
 _FILES_KEPT = 5_000  # files whose hashes stand in a checkpoint
 
 
@@ -51,7 +49,9 @@ class LoaderConfig:
     """How a log is read.
 
     Attributes:
-        batch_size: examples per rank and step.
+        batch_size: examples per rank and step; 0: as global_batch_size says.
+        global_batch_size: examples of all ranks per step, divided evenly; 0: as batch_size says. It
+            keeps what a model learns the same on any number of ranks.
         shuffle_rows: rows of a worker's shuffle buffer, rounded down to a multiple of batch_size.
         order: `shuffle`, `time` (days in order, shuffled inside a day) or `none`.
         num_workers: processes that read ahead; 0 reads in the training process.
@@ -60,6 +60,7 @@ class LoaderConfig:
     """
 
     batch_size: int = 2048
+    global_batch_size: int = 0
     shuffle_rows: int = 65_536
     order: Order = "shuffle"
     num_workers: int = 0
@@ -68,13 +69,46 @@ class LoaderConfig:
 
     def __post_init__(self) -> None:
         """Check the loader's own fields."""
-        for name, least in (("batch_size", 1), ("num_workers", 0), ("prefetch_windows", 1)):
+        leasts = {"batch_size": 0, "global_batch_size": 0, "num_workers": 0, "prefetch_windows": 1}
+        for name, least in leasts.items():
             if getattr(self, name) < least:
                 raise ValueError(
                     f"loader.{name}: expected at least {least}, got {getattr(self, name)}"
                 )
         if self.shuffle_rows < 0:
             raise ValueError(f"loader.shuffle_rows: expected at least 0, got {self.shuffle_rows}")
+        if not self.batch_size and not self.global_batch_size:
+            raise ValueError(
+                "loader.batch_size: expected at least 1 example per rank, or "
+                "loader.global_batch_size for all ranks, got 0 for both"
+            )
+
+    def on(self, world_size: int) -> LoaderConfig:
+        """Return these settings with the examples per rank of a job of `world_size` ranks.
+
+        A global batch that does not divide evenly is rounded to the nearest that does, and
+        `global_batch_size` is then what it became.
+
+        Raises:
+            ValueError: the global batch has fewer examples than there are ranks.
+        """
+        if self.batch_size:
+            return self
+        if self.global_batch_size < world_size:
+            raise ValueError(
+                f"loader.global_batch_size: expected at least one example for each of "
+                f"{world_size} ranks, got {self.global_batch_size}"
+            )
+        size = round(self.global_batch_size / world_size)
+        return dataclasses.replace(self, batch_size=size, global_batch_size=size * world_size)
+
+    def describe(self, world_size: int) -> str:
+        """Return the batch of a step of `world_size` ranks in words."""
+        here = self.on(world_size).batch_size
+        text = f"batch of {here * world_size:,} examples"
+        if world_size > 1:
+            text += f", {here:,} on each of {world_size} ranks"
+        return text
 
     @property
     def window_rows(self) -> int:
@@ -91,7 +125,8 @@ class LoaderConfig:
         seed: int = 0,
     ) -> Loader:
         """Return the loader of one rank."""
-        return Loader(files, schema, self, rank=rank, world_size=world_size, seed=seed)
+        config = self.on(world_size)
+        return Loader(files, schema, config, rank=rank, world_size=world_size, seed=seed)
 
 
 class Loader:
@@ -125,7 +160,7 @@ class Loader:
             raise ValueError(f"loader: expected a rank in [0, {world_size - 1}], got {rank}")
         self.schema = schema
         self.config = config
-        self._counted = _Counted()
+        self._counted = Counted()
         self.files = tuple(files)
         self._rank, self._world_size, self._seed = rank, world_size, seed
         self._fingerprint = fingerprint_of(self.files)
@@ -348,31 +383,3 @@ class _Windows(Sampler[Window]):
     def __iter__(self) -> Iterator[Window]:
         """Return the windows set last."""
         return self.items
-
-
-class _Counted:
-    """Sums the counts of batches, up to the batch that was trained last.
-
-    A pipeline takes batches ahead of training. A run that continues from a checkpoint counts those
-    batches again, so the checkpoint's sums leave them out.
-    """
-
-    def __init__(self) -> None:
-        self._sum: Counter[str] = Counter()
-        self._latest: collections.deque[tuple[int, Counter[str]]] = collections.deque()
-
-    def add(self, step: int, counts: Counter[str]) -> None:
-        """Add the counts of batch `step` of the epoch."""
-        if any(counts.values()):
-            self._latest.append((step, counts))
-            if len(self._latest) > _AHEAD:
-                self._sum += self._latest.popleft()[1]
-
-    def end_epoch(self) -> None:
-        """Treat all batches so far as trained."""
-        while self._latest:
-            self._sum += self._latest.popleft()[1]
-
-    def total(self, step: int) -> Counter[str]:
-        """Return the sums up to batch `step` of the epoch, at most `_AHEAD` batches back."""
-        return sum((counts for at, counts in self._latest if at <= step), self._sum.copy())

@@ -150,7 +150,8 @@ def _of_loader(loader: Loader, slicing: Slicing) -> Any:
 def _intervals(files: Sequence[LogFile], config: TrainConfig, at: Runtime) -> list[RowInterval]:
     """Return which rows this rank tests, in order."""
     order = EpochOrder(files, "none", 0, 0)
-    leg = Leg(at.world_size, config.loader.batch_size, config.loader.window_rows, 0)
+    loader = config.loader.on(at.world_size)
+    leg = Leg(at.world_size, loader.batch_size, loader.window_rows, 0)
     return [one for piece in order.share([leg], at.rank) for one in order.intervals(piece)]
 
 

@@ -31,7 +31,7 @@ def demo(model: ModelConfig) -> TrainConfig:
     return dataclasses.replace(
         _protocol(schemas.demo(), model, learning_rate=2e-3),
         data=DataConfig(train_days="2026-01-01:2026-01-03", test_days="2026-01-04"),
-        loader=LoaderConfig(batch_size=256, order="time"),
+        loader=LoaderConfig(batch_size=0, global_batch_size=512, order="time"),
         sparse=SparseOptimizerConfig(kind="rowwise_adagrad", learning_rate=0.05, eps=1e-7),
     )
 
@@ -53,7 +53,7 @@ def globo(model: ModelConfig, schema: Schema | None = None) -> TrainConfig:
     return dataclasses.replace(
         _protocol(schema or schemas.globo(), model),
         data=DataConfig(train_days="2017-10-01:2017-10-11", test_days="2017-10-12"),
-        loader=LoaderConfig(batch_size=1024, order="time"),
+        loader=LoaderConfig(batch_size=0, global_batch_size=2048, order="time"),
         sparse=SparseOptimizerConfig(
             kind="rowwise_adagrad",
             learning_rate=0.02,
@@ -72,7 +72,7 @@ def criteo(model: ModelConfig) -> TrainConfig:
     return dataclasses.replace(
         _protocol(schemas.criteo(), dataclasses.replace(model, head=head)),
         data=DataConfig(train_rows="0:0.75", test_rows="0.75:1"),
-        loader=LoaderConfig(batch_size=256, order="none"),
+        loader=LoaderConfig(batch_size=0, global_batch_size=512, order="none"),
         sparse=SparseOptimizerConfig(kind="adagrad", learning_rate=0.05),
     )
 
@@ -84,7 +84,7 @@ def frappe(model: ModelConfig) -> TrainConfig:
     """
     return dataclasses.replace(
         _protocol(schemas.frappe(), model),
-        loader=LoaderConfig(batch_size=128, order="time"),
+        loader=LoaderConfig(batch_size=0, global_batch_size=256, order="time"),
         sparse=SparseOptimizerConfig(kind="rowwise_adagrad", learning_rate=0.05),
         epochs=3,
     )
@@ -100,7 +100,7 @@ def movielens(model: ModelConfig) -> TrainConfig:
     return dataclasses.replace(
         _protocol(schemas.movielens(), dataclasses.replace(model, head=head)),
         data=DataConfig(train_rows="0:0.8", test_rows="0.8:1"),
-        loader=LoaderConfig(batch_size=128, order="time"),
+        loader=LoaderConfig(batch_size=0, global_batch_size=256, order="time"),
         sparse=SparseOptimizerConfig(kind="adagrad", learning_rate=0.02),
     )
 

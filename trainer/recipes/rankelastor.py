@@ -114,7 +114,7 @@ def _released_criteo(*, field_dim: int, num_tokens: int, token_dim: int) -> Trai
                 kind="shared_mlp", hidden=500, dropout=0.1, field_dim=field_dim
             ),
         ),
-        loader=LoaderConfig(batch_size=4096),
+        loader=LoaderConfig(batch_size=0, global_batch_size=4096),
         learning_rate=1e-3,
     )
 
@@ -141,7 +141,7 @@ def _released_avazu(*, token_dim: int, depth: int, learning_rate: float = 1e-3) 
             num_tokens=len(fields),
             projection=ProjectionConfig(kind="joint_mlp", hidden=800),
         ),
-        loader=LoaderConfig(batch_size=10_000),
+        loader=LoaderConfig(batch_size=0, global_batch_size=10_000),
         learning_rate=learning_rate,
     )
 

@@ -28,6 +28,6 @@ def movielens() -> TrainConfig:
     return dataclasses.replace(
         config,
         model=model,
-        loader=dataclasses.replace(config.loader, batch_size=256),
+        loader=dataclasses.replace(config.loader, global_batch_size=512),
         sparse=SparseOptimizerConfig(kind="rowwise_adagrad", learning_rate=0.05, eps=1e-5),
     )

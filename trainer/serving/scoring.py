@@ -124,7 +124,7 @@ def _config(config: TrainConfig, request: ScoreRequest) -> TrainConfig:
     """Return the configuration by which rows are read and the model is built."""
     loader = config.loader
     if request.batch_size:
-        loader = dataclasses.replace(loader, batch_size=request.batch_size)
+        loader = dataclasses.replace(loader, batch_size=request.batch_size, global_batch_size=0)
     log = dataclasses.replace(
         config.data, path=request.data, test_path="", test_days="", test_rows="", schema=""
     )

@@ -126,7 +126,7 @@ def test_a_schema_file_replaces_the_recipes_schema(tmp_path):
 def test_settings_are_listed_with_their_section():
     names = setting_names(load_recipe("dlrm.demo"))
     assert "--data.train-days" in names
-    assert "--loader.batch-size" in names
+    assert "--loader.global-batch-size" in names
 
 
 def test_a_rate_for_a_table_that_does_not_exist_is_an_error():

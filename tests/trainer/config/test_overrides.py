@@ -222,3 +222,32 @@ def test_a_mapping_that_a_recipe_fills_is_given_anew_as_a_whole(words, rates):
 def test_no_overrides_change_nothing():
     config = load_recipe("dlrm.demo")
     assert apply_overrides(config, []) == config
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        ([], (0, 512)),
+        (["--loader.batch-size", "64"], (64, 0)),
+        (["--loader.batch-size=64"], (64, 0)),
+        (["--loader.global-batch-size", "96"], (0, 96)),
+        (["--loader.batch-size", "0", "--loader.global-batch-size", "96"], (0, 96)),
+    ],
+)
+def test_a_batch_is_given_for_a_rank_or_for_all_ranks(words, sizes):
+    loader = apply_overrides(load_recipe("dlrm.demo"), words).loader
+    assert (loader.batch_size, loader.global_batch_size) == sizes
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--loader.batch-size", "64", "--loader.global-batch-size", "96"], "expected one of them"),
+        (["--loader.batch-size", "0", "--loader.global-batch-size", "0"], "got 0 for both"),
+        (["--loader.batch-size", "-1"], "at least 0, got -1"),
+        (["--loader.global-batch-size", "-1"], "at least 0, got -1"),
+    ],
+)
+def test_sizes_of_batches_that_mean_nothing_are_refused(words, message):
+    with pytest.raises(ValueError, match=message):
+        apply_overrides(load_recipe("dlrm.demo"), words)

@@ -253,3 +253,30 @@ def test_a_log_that_was_moved_is_the_same_log(tmp_path):
     moved.load_state_dict(loader.state_dict())
     assert moved.step == 1
     assert moved.describe() == "16 rows of 2 days (2026-01-01 to 2026-01-02)"
+
+
+@pytest.mark.parametrize(
+    ("whole", "ranks", "here", "became"),
+    [(512, 1, 512, 512), (512, 2, 256, 512), (100, 3, 33, 99), (500, 8, 62, 496), (5, 4, 1, 4)],
+)
+def test_a_global_batch_is_divided_among_the_ranks(whole, ranks, here, became):
+    config = LoaderConfig(batch_size=0, global_batch_size=whole).on(ranks)
+    assert (config.batch_size, config.global_batch_size) == (here, became)
+    assert config.on(ranks) == config and config.on(7) == config  # what a run recorded stays
+    assert f"batch of {became} examples" in config.describe(ranks)
+
+
+def test_a_global_batch_of_fewer_examples_than_ranks_is_refused():
+    with pytest.raises(ValueError, match="at least one example for each of 8 ranks, got 4"):
+        LoaderConfig(batch_size=0, global_batch_size=4).on(8)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_any_number_of_ranks_takes_as_many_steps_with_one_global_batch(folders, ranks):
+    files = folders([[24, 24], [16]])
+    config = LoaderConfig(batch_size=0, global_batch_size=8, order="time")
+    sizes = [
+        loader.build(files, SCHEMA, rank=rank, world_size=ranks)
+        for rank, loader in enumerate([config] * ranks)
+    ]
+    assert {len(loader) for loader in sizes} == {8}
