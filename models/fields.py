@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Field parts of tokenizers: numbers to vectors, vectors to tokens.
+"""Field parts of tokenizers: numbers to vectors, vectors dropped, vectors to tokens.
 
 Every field (or slice) has its own projection matrix, or all share the multi-layer perceptron that
 RankElastor's released code puts before its blocks: one for all slices on Criteo, one from all
@@ -11,7 +11,7 @@ fields' widths, D token width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -129,6 +129,44 @@ class DenseExpansion(nn.Module):
         absent = dense.isnan()
         values = torch.where(absent, 0.0, dense)[..., None] * self.weight + self.bias
         return torch.where(absent[..., None], self.missing, values)
+
+
+class FieldDropout(nn.Module):
+    """Set the whole vector of a field to zero at random while training. Nothing is rescaled.
+
+    An id of tomorrow that training has not seen reads a row near its initial value, which is close
+    to zero. A tower that never meets a missing field relies on every id, and is wrong for new ones.
+    With dropped fields it learns to rank with what is left. Events of histories are untouched.
+
+    Args:
+        names: names of the F fields.
+        widths: widths of their vectors; their sum is P.
+        rate: probability of every field.
+        rates: own probabilities of single fields by name.
+    """
+
+    rates: Tensor
+    field_of_column: Tensor
+
+    def __init__(
+        self, names: Sequence[str], widths: Sequence[int], rate: float, rates: Mapping[str, float]
+    ) -> None:
+        super().__init__()
+        chosen = [rates.get(name, rate) for name in names]
+        self.active = any(chosen)
+        columns = [field for field, width in enumerate(widths) for _ in range(width)]
+        self.register_buffer("rates", torch.tensor(chosen), persistent=False)
+        self.register_buffer(
+            "field_of_column", torch.tensor(columns, dtype=torch.int64), persistent=False
+        )
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """Map (B, P) to (B, P); in evaluation, and without rates, unchanged."""
+        if not (self.training and self.active):
+            return pooled
+        batch_size, num_fields = pooled.shape[0], self.rates.shape[0]
+        kept = torch.rand(batch_size, num_fields, device=pooled.device) >= self.rates  # (B, F)
+        return pooled * kept.to(pooled.dtype).index_select(1, self.field_of_column)
 
 
 class FieldColumns(nn.Module):

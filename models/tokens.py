@@ -23,7 +23,13 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from embeddings.collection import Embeddings
 from embeddings.schema.plain import suggest
 from embeddings.schema.schema import Schema, SparseFeature
-from models.fields import DenseExpansion, FieldColumns, FieldProjection, ProjectionConfig
+from models.fields import (
+    DenseExpansion,
+    FieldColumns,
+    FieldDropout,
+    FieldProjection,
+    ProjectionConfig,
+)
 from models.stream import Stream
 
 
@@ -42,6 +48,9 @@ class TokenizerConfig:
             of the example. No effect on towers that read no stream.
         stream_fields: names of the context fields that are tokens of a stream; empty: all of them.
         projection: how fields or slices become tokens. No effect on streams.
+        field_dropout: probability that the whole vector of a sparse field is zero for an example of
+            training; events of histories are kept. It helps with ids that training has not seen.
+        field_dropout_rates: own probabilities of single fields, by name, in place of field_dropout.
     """
 
     token_dim: int = 32
@@ -55,9 +64,16 @@ class TokenizerConfig:
     target_fields: Literal["item", "all"] = "item"
     stream_fields: tuple[str, ...] = ()
     projection: ProjectionConfig = field(default_factory=ProjectionConfig)
+    field_dropout: float = 0.0
+    field_dropout_rates: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the tokenizer's own fields."""
+        rates = {"field_dropout": self.field_dropout}
+        rates |= {f"field_dropout_rates {key}": v for key, v in self.field_dropout_rates.items()}
+        for name, rate in rates.items():
+            if not 0 <= rate < 1:
+                raise ValueError(f"model.tokenizer.{name}: must be in [0, 1), got {rate}")
         if self.token_dim < 1 or self.num_tokens < 0 or self.dense_dim < 1:
             raise ValueError(
                 "model.tokenizer: token_dim and dense_dim must be positive and num_tokens not "
@@ -163,6 +179,7 @@ class FieldTokenizer(nn.Module):
         names, widths, item_columns = _fields(schema, config, item=None)
         self.token_dim = config.token_dim
         self.dense = _dense(schema, config)
+        self.dropout = _dropout(schema, config)
         self.columns = FieldColumns(widths, config.num_tokens, config.projection.field_dim)
         if config.num_tokens:
             names = [f"slice_{index}" for index in range(config.num_tokens)]
@@ -186,7 +203,7 @@ class FieldTokenizer(nn.Module):
 
     def forward(self, embeddings: Embeddings, dense: Tensor, actions: Tensor) -> Tensor:
         """Map pooled embeddings, jagged sequences and dense (B, C) to tokens (B, T, D)."""
-        pooled = embeddings.pooled
+        pooled = self.dropout(embeddings.pooled)
         item = pooled.index_select(1, self.item_columns)
         if self.dense is not None:
             pooled = torch.cat([pooled, self.dense(dense).flatten(1).to(pooled.dtype)], 1)
@@ -219,6 +236,7 @@ class StreamTokenizer(nn.Module):
             )
         self.token_dim = config.token_dim
         self.dense = _dense(schema, config)
+        self.dropout = _dropout(schema, config)
         kept = [i for i, name in enumerate(names) if name in (config.stream_fields or names)]
         self.fields = FieldProjection([widths[i] for i in kept], config.token_dim)
         starts = [sum(widths[:i]) for i in range(len(widths))]
@@ -248,7 +266,7 @@ class StreamTokenizer(nn.Module):
 
     def forward(self, embeddings: Embeddings, dense: Tensor, actions: Tensor) -> Stream:
         """Map pooled embeddings, jagged sequences, dense (B, C) and actions (N,) to a Stream."""
-        pooled = embeddings.pooled
+        pooled = self.dropout(embeddings.pooled)
         batch_size = pooled.shape[0]
         fields = pooled.index_select(1, self.context_columns)
         if self.dense is not None:
@@ -273,6 +291,19 @@ def _dense(schema: Schema, config: TokenizerConfig) -> DenseExpansion | None:
     """Return what expands the schema's dense columns, or None where it has none."""
     standardized = [feature.standardize for feature in schema.dense]
     return DenseExpansion(standardized, config.dense_dim) if standardized else None
+
+
+def _dropout(schema: Schema, config: TokenizerConfig) -> FieldDropout:
+    """Return what drops the vectors of the schema's sparse fields."""
+    pooled = [feature for feature in schema.sparse if feature.kind != "sequence"]
+    names, widths = [one.name for one in pooled], [_width(schema, one) for one in pooled]
+    for name in config.field_dropout_rates:
+        if name not in names:
+            raise ValueError(
+                f"model.tokenizer.field_dropout_rates: no sparse field {name!r}"
+                f"{suggest(name, names)}; fields: {names}"
+            )
+    return FieldDropout(names, widths, config.field_dropout, config.field_dropout_rates)
 
 
 def _width(schema: Schema, feature: SparseFeature) -> int:

@@ -12,6 +12,7 @@ from torch import nn
 
 from models.fields import (
     FieldColumns,
+    FieldDropout,
     FieldProjection,
     JointProjection,
     ProjectionConfig,
@@ -106,3 +107,33 @@ def test_one_perceptron_for_slices_of_several_widths_is_refused() -> None:
     with pytest.raises(ValueError, match=r"widths \[3, 4\]; set num_tokens"):
         ProjectionConfig(kind="shared_mlp", hidden=4).build([4, 3], 5)
     assert isinstance(ProjectionConfig().build([4, 3], 5), FieldProjection)
+
+
+def test_a_dropped_field_is_zero_as_a_whole_and_nothing_is_rescaled() -> None:
+    torch.manual_seed(0)
+    dropout = FieldDropout(["a", "b", "c"], [4, 2, 3], 0.3, {"b": 0.6, "c": 0.0})
+    pooled = torch.rand(20_000, 9) + 1
+    dropped = dropout(pooled)
+    kept = dropped != 0
+    parts = kept.split([4, 2, 3], 1)
+    assert all((part == part[:, :1]).all() for part in parts)
+    assert (dropped == pooled * kept).all()
+    shares = [1 - float(part[:, 0].float().mean()) for part in parts]
+    assert shares == pytest.approx([0.3, 0.6, 0.0], abs=0.015)
+    together = ~parts[0][:, 0] & ~parts[1][:, 0]
+    assert float(together.float().mean()) == pytest.approx(0.18, abs=0.015)  # independently
+
+
+def test_fields_are_dropped_in_training_alone_by_torchs_seed() -> None:
+    dropout = FieldDropout(["a", "b"], [2, 2], 0.5, {})
+    pooled = torch.ones(64, 4, requires_grad=True)
+    torch.manual_seed(1)
+    first = dropout(pooled)
+    torch.manual_seed(1)
+    assert torch.equal(dropout(pooled), first)
+    first.sum().backward()
+    assert pooled.grad is not None and torch.equal(pooled.grad, (first != 0).float())
+    assert dropout.eval()(pooled) is pooled
+    before = torch.get_rng_state()
+    assert FieldDropout(["a"], [4], 0.0, {})(pooled) is pooled
+    assert torch.equal(torch.get_rng_state(), before)

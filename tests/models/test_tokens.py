@@ -175,3 +175,35 @@ def test_a_schema_of_sequences_alone_is_refused_in_the_words_of_its_tower(tokeni
     )
     with pytest.raises(ValueError, match=message):
         tokenizer(lone, TokenizerConfig())
+
+
+@pytest.mark.parametrize("kind", [FieldTokenizer, StreamTokenizer])
+def test_dropped_fields_are_those_of_an_example_without_them_and_events_stay(kind):
+    torch.manual_seed(0)
+    tokenizer = kind(schema(), TokenizerConfig(token_dim=6, field_dropout_rates={"user": 0.5}))
+    found = embeddings([2, 0, 3, 1] * 8)
+    numbers, actions = torch.zeros(32, 1), torch.zeros(48, dtype=torch.int64)
+    torch.manual_seed(1)
+    dropped = tokenizer(found, numbers, actions)
+    torch.manual_seed(1)
+    kept = torch.rand(32, 2)[:, 0] >= 0.5
+    pooled = found.pooled.clone()
+    pooled[~kept, :8] = 0
+    assert kept.any() and not kept.all()
+    expected = tokenizer.eval()(Embeddings(pooled, found.sequences), numbers, actions)
+    for one, other in zip(dropped, expected, strict=True):
+        assert one is None or torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"field_dropout": 1.0}, {"field_dropout": -0.1}, {"field_dropout_rates": {"user": 1.5}}],
+)
+def test_impossible_dropout_is_refused(settings):
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\)"):
+        TokenizerConfig(**settings)
+
+
+def test_an_unknown_field_to_drop_is_refused_with_the_nearest_name():
+    with pytest.raises(ValueError, match=r"no sparse field 'usr'.*user"):
+        FieldTokenizer(schema(), TokenizerConfig(field_dropout_rates={"usr": 0.5}))

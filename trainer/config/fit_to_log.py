@@ -47,9 +47,10 @@ def fit_recipe(config: TrainConfig, schema: Schema) -> TrainConfig:
     }
     context |= {one.name for one in schema.dense}
     kept = tuple(name for name in model.tokenizer.stream_fields if name in context)
-    model = dataclasses.replace(
-        model, tokenizer=dataclasses.replace(model.tokenizer, stream_fields=kept)
-    )
+    fields = {one.name for one in schema.sparse}
+    rates = {k: v for k, v in model.tokenizer.field_dropout_rates.items() if k in fields}
+    tokenizer = dataclasses.replace(model.tokenizer, stream_fields=kept, field_dropout_rates=rates)
+    model = dataclasses.replace(model, tokenizer=tokenizer)
     if len(model.head.prior) > 1 and len(model.head.prior) != len(schema.labels):
         model = dataclasses.replace(model, head=dataclasses.replace(model.head, prior=()))
     if isinstance(model.tower, StreamTowerConfig):
