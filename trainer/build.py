@@ -64,9 +64,14 @@ def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:
     loader = config.loader if train else dataclasses.replace(config.loader, order="none")
     days, shares = getattr(data, f"{name}_days"), parse_rows(getattr(data, f"{name}_rows"))
     files, problem = (), ""
+    epochs: Sequence[Sequence[LogFile]] = ()
     try:
         files = discover(path, parse_days(days), config.schema)
         files = files if shares == (0.0, 1.0) else keep_rows(files, shares)
+        if data.progressive:
+            later = discover(path, parse_days(data.test_days), config.schema) if train else ()
+            epochs = progressive_epochs(files, later, train)
+            files = tuple(file for epoch in epochs for file in epoch)
     except ValueError as error:
         problem = str(error)
         if runtime.world_size == 1:
@@ -79,7 +84,36 @@ def open_loader(config: TrainConfig, runtime: Runtime, train: bool) -> Loader:
         rank=runtime.rank,
         world_size=runtime.world_size,
         seed=config.runtime.seed,
+        epochs=epochs,
     )
+
+
+def progressive_epochs(
+    files: Sequence[LogFile], later: Sequence[LogFile], train: bool
+) -> Sequence[Sequence[LogFile]]:
+    """Return the files of each epoch of test-then-train.
+
+    Args:
+        files: of the days that are trained first, or of the test days.
+        later: of the test days, for training.
+        train: whether training is meant: the days before, then each test day but the last.
+            Otherwise each test day is an epoch.
+
+    Raises:
+        ValueError: there are no days, or a test day is not after the days before it.
+    """
+    tested = later if train else files
+    days = sorted({file.day for file in tested})
+    if "" in days or not days:
+        raise ValueError("data.progressive: expected a log with days, dt=YYYY-MM-DD/")
+    last = max((file.day for file in files), default="") if train else ""
+    if last >= days[0]:
+        raise ValueError(
+            f"data.progressive: expected test days after the training days, got {days[0]} and "
+            f"training until {last}"
+        )
+    by_day = [[file for file in tested if file.day == day] for day in days]
+    return [files, *by_day[:-1]] if train else by_day
 
 
 def _check_ranks(files: Sequence[LogFile], problem: str, what: str, runtime: Runtime) -> None:

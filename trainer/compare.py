@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Compare models on the same rows: python -m trainer.compare A [B] --data PATH --days FIRST:LAST.
+"""Compare models on the same rows: python -m trainer.compare A [B] [--data PATH --days FIRST:LAST].
 
 A and B are checkpoints or runs' folders. Both predict every row of the same days; the answer, as
 JSON on standard output (a summary goes to standard error), holds
@@ -9,6 +9,9 @@ JSON on standard output (a summary goes to standard error), holds
                (`drift`, `mean_move`)
   labels       the same of every label that both models have, where there are several
   slices       the same by the values of each column of --slice-by, or by `day`
+
+Without --data, A and B are runs with `data.progressive`: the rows are those of the days that both
+have predicted, from their folders, and `slices` has each day.
 
 Above `labels` all numbers are of the first label. How intervals come about: `metrics/bootstrap.py`.
 Runs alone or under torchrun, at any world size. The first model's scores are kept: 4 bytes a row
@@ -23,12 +26,17 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from models.plugins import TOWER_HELP
 from trainer.runtime.atomic_files import json_ready
 from trainer.runtime.printable import printable
 from trainer.runtime.program import program
 from trainer.telemetry.summary_lines import compared_lines
+
+if TYPE_CHECKING:
+    from trainer.runtime.runtime import Runtime
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("models", nargs="+", metavar="MODEL", help="two checkpoints or runs; one: its intervals")
-    add("--data", required=True, help="the log's folder or file")
+    add(
+        "--data",
+        default="",
+        help="the log's folder or file; none: the days that runs with data.progressive predicted",
+    )
     add("--days", default="", help="FIRST:LAST or DAY; default: the first model's test rows")
     add("--replicates", type=int, default=200, help="of the bootstrap (default: 200)")
     by = "the same by a column's values, or by `day`; may be repeated"
@@ -62,6 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"--replicates: expected at least 1, got {options.replicates}")
         for name in options.tower:
             import_tower(name)
+        if not options.data:
+            found, runtime = _on_days(options)
+            _print(options.models, found, runtime)
+            return
         paths = [resolve(path) for path in options.models]
         runtime = start()
         # The first model's test rows, for both: they are compared on the same ones.
@@ -73,15 +89,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(printable(f"note: {path}: {one}"), file=sys.stderr, flush=True)
         rows = Rows(options.data, (days, share), own[0].loader)
         found = compare(paths, rows, runtime, options.slice_by, options.replicates)
-        if runtime.is_first:
-            print(json.dumps(json_ready(found)), flush=True)
-            lines = compared_lines(options.models, found)
-            for path, model in zip(options.models, found["models"], strict=True):
-                lines += [f"ALERT {name}: {path}: {text}" for name, text in model["alerts"].items()]
-            print(*lines, sep="\n", file=sys.stderr, flush=True)
-        runtime.stop()
+        _print(options.models, found, runtime)
 
     return exit_code(work)
+
+
+def _on_days(options: argparse.Namespace) -> tuple[dict[str, Any], Runtime]:
+    """Return what is said of runs that have predicted their test days, and this process."""
+    from trainer.evaluation.compare import compare_days
+    from trainer.evaluation.predictions import FOLDER
+    from trainer.run_dir import CONFIG
+    from trainer.runtime.atomic_files import read_json
+    from trainer.runtime.runtime import start
+
+    for name in ("days", "slice_by", "tower"):
+        if getattr(options, name):
+            raise ValueError(
+                f"--{name.replace('_', '-')} has no effect without --data: all days that the runs "
+                "have predicted are compared, together and each; remove it"
+            )
+    folders = [Path(one) for one in options.models]
+    for folder in folders:
+        if not (folder / FOLDER).is_dir():
+            raise ValueError(
+                f"{printable(str(folder))}: has no predicted days, so --data is needed; or train "
+                "with --data.progressive"
+            )
+    schemas = [read_json(folder / CONFIG, follow=False) for folder in folders]
+    grouped = all(bool(one["schema"].get("user")) for one in schemas)
+    runtime = start()
+    return compare_days(folders, grouped, runtime, options.replicates), runtime
+
+
+def _print(names: Sequence[str], found: dict[str, Any], runtime: Runtime) -> None:
+    """Print the answer of the first rank, and end the process group."""
+    if runtime.is_first:
+        print(json.dumps(json_ready(found)), flush=True)
+        lines = compared_lines(names, found)
+        for path, model in zip(names, found["models"], strict=True):
+            lines += [f"ALERT {name}: {path}: {text}" for name, text in model["alerts"].items()]
+        print(*lines, sep="\n", file=sys.stderr, flush=True)
+    runtime.stop()
 
 
 if __name__ == "__main__":

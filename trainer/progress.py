@@ -42,15 +42,15 @@ class Progress:
     inherited: dict[str, str] | None = None
     _clock: tuple[float, float] | None = field(default=None, init=False, repr=False)
 
-    def add_step(self, taken: int, rows_per_epoch: int) -> int:
+    def add_step(self, taken: int, rows_until: int) -> int:
         """Count a finished step and return its examples without padding.
 
         Args:
             taken: rows of the step's batches on all ranks, padding included.
-            rows_per_epoch: examples of an epoch. Every step takes full batches but the last of an
-                epoch, which is padded.
+            rows_until: examples of all epochs up to the end of this one. Every step takes full
+                batches but the last of an epoch, which is padded.
         """
-        rows = min(taken, (self.epoch + 1) * rows_per_epoch - self.rows)
+        rows = min(taken, rows_until - self.rows)
         self.step += 1
         self.rows += rows
         self.padded_rows += taken - rows
@@ -101,7 +101,7 @@ class Progress:
 
 
 def plan_steps(
-    config: TrainConfig, progress: Progress, loader: Loader, steps_per_epoch: int, inherits: bool
+    config: TrainConfig, progress: Progress, loader: Loader, inherits: bool
 ) -> tuple[int, int]:
     """Return how many steps the schedule has, and after which step the run ends.
 
@@ -110,20 +110,25 @@ def plan_steps(
         progress: where the run begins.
         loader: of the training rows, at that place. At another world size than before, the rest of
             its epoch takes other steps than planned.
-        steps_per_epoch: of a whole epoch, which every later one takes.
         inherits: whether the run begins with what others have trained.
 
     Raises:
         ValueError: the inherited position leaves no step to train.
     """
     rest = len(loader) - loader.step
-    total = progress.step + rest + (config.epochs - progress.epoch - 1) * steps_per_epoch
+
+    def after(epochs: int) -> int:
+        """Return the step after which `epochs` epochs are done."""
+        later = epochs - progress.epoch - 1
+        if not loader.num_epochs:
+            return progress.step + rest + later * (loader.steps_of(0) if later else 0)
+        done = range(progress.epoch + 1, epochs)
+        return progress.step + rest + sum(loader.steps_of(epoch) for epoch in done)
+
+    total = after(loader.num_epochs or config.epochs)
     if config.max_steps:
         total = min(total, config.max_steps)
-    end = total
-    if config.stop_epoch:
-        epochs = config.stop_epoch - progress.epoch - 1
-        end = min(total, progress.step + rest + epochs * steps_per_epoch)
+    end = min(total, after(config.stop_epoch)) if config.stop_epoch else total
     if inherits and progress.step >= end:
         raise ValueError(
             f"epochs: the run that data_position comes from has trained {progress.epoch} epochs "

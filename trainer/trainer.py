@@ -30,16 +30,16 @@ from trainer.data.splits import check_overlap
 from trainer.distributed.compile import num_graphs, uncompiled
 from trainer.distributed.optimizer import learning_rates
 from trainer.distributed.parallelize import plain_parts
-from trainer.distributed.precision import DTYPES
 from trainer.evaluation.diagnostics import Watch, diagnose_model
 from trainer.evaluation.evaluate import evaluate
+from trainer.evaluation.progressive import Progressive, describe_days
+from trainer.greeting import Place, greeting
 from trainer.metrics.details import Details
 from trainer.metrics.metrics import undefined
 from trainer.progress import Progress, plan_steps
 from trainer.resume import RunState, begin, resume
 from trainer.run_dir import (
     CONFIG,
-    CURVES,
     EVALUATION,
     EVALUATIONS,
     METRICS,
@@ -49,7 +49,7 @@ from trainer.run_dir import (
     claim,
 )
 from trainer.runtime.atomic_files import write_json
-from trainer.runtime.json_lines import last_step, truncate
+from trainer.runtime.json_lines import truncate
 from trainer.runtime.memory import check_tables
 from trainer.runtime.runtime import RunError, Runtime
 from trainer.runtime.signals import Stopped, StopSignals
@@ -83,10 +83,9 @@ class Trainer:
         self.train_loader = open_loader(config, runtime, train=True)
         self.test_loader = open_loader(config, runtime, train=False)
         if not config.data.allow_overlap:
-            check_overlap(self.train_loader.files, self.test_loader.files)
+            check_overlap(self.train_loader.files_of(0), self.test_loader.files)
         check_families((*self.train_loader.files, *self.test_loader.files))
         check_tables(config.schema.tables, config.sparse, runtime)
-        steps_per_epoch = len(self.train_loader)  # of a whole one; a resumed one has fewer left
         # The folder: new, or of a run that ended early.
         begun = (output / CONFIG).exists()
         if config.inherit.active and not begun:
@@ -95,7 +94,7 @@ class Trainer:
         # The model on its devices, and what reports on it.
         training = build_training(config, runtime)
         self.parallel, self.dense, self.precision, self.pipeline = training
-        standardize(self.parallel.model, self.train_loader.files, config.schema, runtime)
+        standardize(self.parallel.model, self.train_loader.files_of(0), config.schema, runtime)
         self.telemetry = config.telemetry.build(output, runtime.rank, None)
         folder, timeout = checkpoints_of(output, config), config.runtime.timeout_seconds
         self.saver = Saver(folder, config.checkpoint, runtime, timeout, self.telemetry.say)
@@ -115,15 +114,20 @@ class Trainer:
         elif config.inherit.active:
             self.inherited = begin(self.state, output, runtime)
         self.total_steps, self.end_step = plan_steps(
-            config, self.progress, self.train_loader, steps_per_epoch, self.inherited is not None
+            config, self.progress, self.train_loader, self.inherited is not None
         )
         self.schedule = config.dense.schedule.build(
             self.total_steps, self.dense.optimizer, self.parallel.fused_optimizer
         )
         self.checkpoints = config.checkpoint.build(runtime.group)
-        self.greeting = self._greet(restarted=begun and checkpoint is None)
-        # What the files hold beyond this step is made again; so is an evaluation of this step.
+        self.by_day: Progressive | None = None
+        if config.data.progressive:
+            self.by_day = Progressive(config, output, self.test_loader, runtime)
         step = self.progress.step
+        place = Place(step, self.end_step, self.inherited, begun and checkpoint is None)
+        loaders = self.train_loader, self.test_loader
+        self.greeting = greeting(config, runtime, output, place, loaders, self._tower())
+        # What the files hold beyond this step is made again; so is an evaluation of this step.
         if runtime.is_first:
             truncate(output / EVALUATIONS, step - 1)
         self.telemetry.start(step, self.progress.rows, self.end_step)
@@ -136,7 +140,7 @@ class Trainer:
             RunError: training diverged, or its last checkpoint could not be written.
             Stopped: a signal asked the run to end; it has been saved.
         """
-        progress, config = self.progress, self.config
+        progress = self.progress
         with self.telemetry, self.watchdog:
             try:
                 self._watch()
@@ -144,12 +148,16 @@ class Trainer:
                     self.telemetry.say(line, loud)
                 with self.watchdog.paused():
                     self.saver.prepare(self.state.tensors())
+                if progress.step and progress.step == progress.epoch_start:
+                    self._end_epoch()  # its evaluation may be missing
                 while progress.step < self.end_step:
                     self._train_epoch()
                     progress.end_epoch(len(self.train_loader))
-                    if config.evaluate_epochs and progress.step < self.end_step:
-                        self._evaluate(keep=config.checkpoint.keep_best > 0)
+                    self._end_epoch()
                 metrics = self._evaluate(keep=True, details=(details := Details()))
+                if self.by_day is not None:
+                    metrics = self.by_day.pooled(details)
+                    self.telemetry.say(describe_days(metrics), loud=True)
                 with self.watchdog.paused():
                     self.saver.wait(last=True)
             except BaseException:
@@ -200,6 +208,12 @@ class Trainer:
         progress.stop_clock(timer.seconds)
         self.label_weights.check_epoch(progress.step)
 
+    def _end_epoch(self) -> None:
+        """Evaluate between epochs, or between days, if that is asked."""
+        every = self.config.evaluate_epochs or self.by_day is not None
+        if every and self.progress.step < self.end_step:
+            self._evaluate(keep=self.config.checkpoint.keep_best > 0)
+
     def _train_step(self, batches: Iterator[Batch]) -> None:
         """Train on one batch of every rank."""
         progress, phases = self.progress, self.pipeline.phases
@@ -212,7 +226,7 @@ class Trainer:
         result = self.pipeline.last_step
         assert result is not None
         taken = predictions.labels.shape[0] * self.runtime.world_size  # labels: (B, K)
-        rows = progress.add_step(taken, self.train_loader.num_rows)
+        rows = progress.add_step(taken, self.train_loader.rows_until(progress.epoch))
         self.stopping = self.precision.stop.decided(latest=progress.step == self.end_step)
         self.watchdog.beat(f"training step {progress.step + 1:,}")
         self.label_weights.add(predictions.weights, predictions.labels)
@@ -254,13 +268,19 @@ class Trainer:
         if self.stopping and step == self.end_step:
             self._stop()
         tower = self.parallel.model.get_submodule("tower")
+        if self.by_day is not None:
+            self.telemetry.say(f"predicting {self.by_day.begin(self.train_loader)}")
         with Watch(tower) as watched, self.table_stats.evaluation(step):
 
             def note(predictions: Predictions) -> None:
                 watched.note(predictions)
+                if self.by_day is not None:
+                    self.by_day.keep(predictions)
                 self.watchdog.beat(f"evaluating after step {step:,}")
 
             metrics = evaluate(self.pipeline, self.test_loader, self.config, note, details)
+        if self.by_day is not None:
+            self.by_day.end(metrics)
         model = plain_parts(self.parallel, self.dense)
         with self.precision.autocast(), uncompiled(self.config.parallel.compile):
             ranks = diagnose_model(self.parallel, watched, model)
@@ -339,39 +359,6 @@ class Trainer:
             label_weights=self.label_weights,
             table_stats=self.table_stats,
         )
-
-    def _greet(self, restarted: bool) -> list[tuple[str, bool]]:
-        """Return the first lines of the log: where the run begins, and how it computes.
-
-        Args:
-            restarted: whether the folder holds this run, but no checkpoint of it.
-        """
-        config, step, runtime = self.config, self.progress.step, self.runtime
-        restart = f"restart {runtime.restarts}: " if runtime.restarts else ""
-        lines: list[tuple[str, bool]] = []
-        if self.inherited is not None:
-            lines += [(line, False) for line in self.inherited.table()]
-        elif step:
-            # What the curve has beyond the checkpoint, before it is cut.
-            lost = (last_step(self.output / CURVES) if runtime.is_first else 0) - step
-            again = f"; {lost:,} steps that were lost are trained again" if lost > 0 else ""
-            place = f"resumed at step {step:,} of {self.end_step:,}"
-            lines.append((f"{restart}{place}{again}", bool(restart)))
-        elif restarted:
-            place = f"{self.output} holds no checkpoint yet: from the beginning"
-            lines.append((f"{restart}{place}", bool(restart)))
-        logs = f"{self.train_loader.describe()}; testing on {self.test_loader.describe()}"
-        lines.append((f"training on {logs}", True))
-        dtype, device = config.precision.dtype, runtime.device
-        computes = f"{dtype} on {runtime.world_size} x {device.type}"
-        lines += [
-            (f"dense weights: {config.dense.describe()}", False),
-            (f"tables: {config.sparse.describe()}", False),
-            (f"{computes}, dense weights by {config.parallel.describe()}", False),
-            (config.loader.describe(runtime.world_size), False),
-        ]
-        chosen = self._tower().describe(device, DTYPES[dtype])
-        return [*lines, *((line, False) for line in chosen)]
 
     def _tower(self) -> Tower:
         tower = self.parallel.model.get_submodule("tower")

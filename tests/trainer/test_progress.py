@@ -16,8 +16,13 @@ class Loaded:
     def __init__(self, steps: int, done: int = 0) -> None:
         self.steps, self.step = steps, done
 
+    num_epochs = 0
+
     def __len__(self) -> int:
         return self.steps
+
+    def steps_of(self, epoch: int) -> int:
+        return 5
 
 
 class Settings:
@@ -31,7 +36,7 @@ def epoch_of(progress: Progress, num_rows: int, batch: int) -> list[int]:
     """Train an epoch in full batches; return the rows of each step."""
     steps = -(-num_rows // batch)
     progress.begin_epoch(0)
-    rows = [progress.add_step(batch, num_rows) for _ in range(steps)]
+    rows = [progress.add_step(batch, (progress.epoch + 1) * num_rows) for _ in range(steps)]
     progress.end_epoch(steps)
     return rows
 
@@ -82,15 +87,15 @@ def test_progress_continues_from_its_state_and_repeats_the_evaluation_of_its_ste
 def test_the_steps_of_a_run_follow_from_its_place(settings, place, expected) -> None:
     step, epoch, loader = place
     progress = Progress(step=step, epoch=epoch)
-    assert plan_steps(settings, progress, loader, 5, inherits=False) == expected
+    assert plan_steps(settings, progress, loader, inherits=False) == expected
 
 
 def test_a_position_that_leaves_no_step_is_refused_to_an_heir_alone() -> None:
     progress = Progress(step=5, epoch=1)
     settings, loader = Settings(epochs=1), Loaded(5)
     with pytest.raises(ValueError, match="leaves none to train; raise epochs"):
-        plan_steps(settings, progress, loader, 5, inherits=True)  # pyright: ignore
-    plan_steps(settings, progress, loader, 5, inherits=False)  # pyright: ignore
+        plan_steps(settings, progress, loader, inherits=True)  # pyright: ignore
+    plan_steps(settings, progress, loader, inherits=False)  # pyright: ignore
 
 
 def test_seconds_add_up_over_pauses(monkeypatch: pytest.MonkeyPatch) -> None:

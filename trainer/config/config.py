@@ -50,6 +50,8 @@ class DataConfig:
         test_path: another folder or file for the test rows; empty: the same as path.
         schema: a YAML file that replaces the recipe's schema.
         allow_overlap: whether test rows may be training rows too (to see a model memorise).
+        progressive: whether each of the test days, in order, is predicted by the model that has
+            trained on all days before it, and then trained on.
     """
 
     path: str = ""
@@ -60,6 +62,7 @@ class DataConfig:
     test_path: str = ""
     schema: str = ""
     allow_overlap: bool = False
+    progressive: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -67,6 +70,16 @@ class DataConfig:
             parse_days(getattr(self, name), f"data.{name}")
         for name in ("train_rows", "test_rows"):
             parse_rows(getattr(self, name), f"data.{name}")
+        if self.progressive and not (self.train_days and self.test_days):
+            raise ValueError(
+                "data.progressive: expected data.train_days (trained first) and data.test_days "
+                f"(predicted, then trained), got {self.train_days!r} and {self.test_days!r}"
+            )
+        if self.progressive and (self.train_rows or self.test_rows or self.test_path):
+            raise ValueError(
+                "data.progressive: expected whole days of data.path; remove data.train_rows, "
+                "data.test_rows and data.test_path"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +124,11 @@ class TrainConfig:
             raise ValueError(
                 f"stop_epoch: expected an integer from 0 to epochs ({self.epochs}), got "
                 f"{self.stop_epoch}"
+            )
+        if self.data.progressive and (self.epochs > 1 or self.stop_epoch or self.evaluate_epochs):
+            raise ValueError(
+                "data.progressive: every day is trained once and each test day is evaluated; set "
+                "epochs to 1 and remove stop_epoch and evaluate_epochs"
             )
         if self.evaluate_epochs and self.epochs == 1:
             raise ValueError(

@@ -18,28 +18,16 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-
-from torch.utils.data import DataLoader, Sampler
 
 from embeddings.schema.schema import Schema
 from models.batch import Batch
 from trainer.data.collate import assemble, empty_batch, pad_batch
 from trainer.data.collator import Counted
 from trainer.data.files import LogFile, RowInterval, contents, differences, fingerprint_of
-from trainer.data.order import EpochOrder, Leg, Order, Window
+from trainer.data.order import EpochOrder, Leg, Order
 from trainer.data.splits import describe_days
-from trainer.data.worker import (
-    Block,
-    WindowDataset,
-    begin,
-    dead_workers,
-    hidden_main,
-    start_server,
-    unchanged,
-)
-from trainer.runtime.allocator import is_kept
+from trainer.data.worker import Blocks, WindowDataset
 
 _FILES_KEPT = 5_000  # files whose hashes stand in a checkpoint
 
@@ -123,10 +111,18 @@ class LoaderConfig:
         rank: int = 0,
         world_size: int = 1,
         seed: int = 0,
+        epochs: Sequence[Sequence[LogFile]] = (),
     ) -> Loader:
         """Return the loader of one rank."""
-        config = self.on(world_size)
-        return Loader(files, schema, config, rank=rank, world_size=world_size, seed=seed)
+        return Loader(
+            files,
+            schema,
+            self.on(world_size),
+            rank=rank,
+            world_size=world_size,
+            seed=seed,
+            epochs=epochs,
+        )
 
 
 class Loader:
@@ -139,9 +135,11 @@ class Loader:
         rank: this rank, 0 to world_size - 1.
         world_size: number of ranks that share the rows.
         seed: seed of the order.
+        epochs: of each epoch, those of `files` that it reads; empty: all in every epoch.
 
     Attributes:
         files: the files to read.
+        num_epochs: how many epochs there are; 0: any number.
         epoch: the current epoch, from 0.
         step: batches of the epoch that have been handed out.
     """
@@ -155,6 +153,7 @@ class Loader:
         rank: int = 0,
         world_size: int = 1,
         seed: int = 0,
+        epochs: Sequence[Sequence[LogFile]] = (),
     ):
         if not 0 <= rank < world_size:
             raise ValueError(f"loader: expected a rank in [0, {world_size - 1}], got {rank}")
@@ -162,13 +161,16 @@ class Loader:
         self.config = config
         self._counted = Counted()
         self.files = tuple(files)
+        self._epochs, self.num_epochs = [tuple(one) for one in epochs], len(epochs)
         self._rank, self._world_size, self._seed = rank, world_size, seed
         self._fingerprint = fingerprint_of(self.files)
-        self._dataset = WindowDataset(schema, config.batch_size, rank)
-        self._windows = _Windows()
-        self._workers: DataLoader[Block] | None = None
-        if config.num_workers:
-            start_server()
+        self._blocks = Blocks(
+            WindowDataset(schema, config.batch_size, rank),
+            rank,
+            num_workers=config.num_workers,
+            prefetch_windows=config.prefetch_windows,
+            pin_memory=config.pin_memory,
+        )
         self._begin(0, ())
 
     def __len__(self) -> int:
@@ -179,6 +181,21 @@ class Loader:
     def num_rows(self) -> int:
         """Rows of the epoch, of all ranks."""
         return self._order.num_rows
+
+    def files_of(self, epoch: int) -> tuple[LogFile, ...]:
+        """Return the files of an epoch; of the last where no epoch is left."""
+        return self._epochs[min(epoch, self.num_epochs - 1)] if self._epochs else self.files
+
+    def steps_of(self, epoch: int) -> int:
+        """Return the steps of a whole epoch, equal on all ranks."""
+        return -(-self._order_of(epoch).largest_share([self._leg()]) // self.config.batch_size)
+
+    def rows_until(self, epoch: int) -> int:
+        """Return the rows of all ranks in the epochs up to and with `epoch`."""
+        if not self._epochs:
+            return (epoch + 1) * self.num_rows
+        files = (file for one in self._epochs[: epoch + 1] for file in one)
+        return sum(file.num_rows for file in files)
 
     def set_epoch(self, epoch: int) -> None:
         """Start `epoch`, counted from 0, unless it is already in progress."""
@@ -268,10 +285,7 @@ class Loader:
 
     def close(self) -> None:
         """End the worker processes; iterating again starts new ones."""
-        workers, self._workers = self._workers, None
-        iterator = getattr(workers, "_iterator", None)
-        if iterator is not None:
-            iterator._shutdown_workers()
+        self._blocks.close()
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the epoch's batches from `step` on; a finished epoch starts again.
@@ -286,10 +300,8 @@ class Loader:
         batch_size = self.config.batch_size
         done = self.step - self._steps_before
         share = self._order.share(self._legs, self._rank)
-        self._windows.items = self._order.windows(
-            share, self.config.window_rows, skip=done * batch_size
-        )
-        for block in self._blocks():
+        windows = self._order.windows(share, self.config.window_rows, skip=done * batch_size)
+        for block in self._blocks.of(windows):
             if block.error:
                 self.close()
                 raise ValueError(block.error)
@@ -310,13 +322,13 @@ class Loader:
         """Go to the end of `legs` of an epoch."""
         config = self.config
         self._counted.end_epoch()
-        here = Leg(self._world_size, config.batch_size, config.window_rows, 0)
+        here = self._leg()
         legs = [leg for leg in legs if leg.num_steps]
         done = 0
         if legs and legs[-1]._replace(num_steps=0) == here:
             done = legs.pop().num_steps
         self.epoch = epoch
-        self._order = EpochOrder(self.files, config.order, self._seed, epoch)
+        self._order = self._order_of(epoch)
         self._legs = [*legs, here]
         self._steps_before = sum(leg.num_steps for leg in legs)
         # All ranks take the same steps, and batches of one size in each: row-wise sharded tables
@@ -327,59 +339,9 @@ class Loader:
         self.step = self._steps_before + done
         self._finished = False
 
-    def _blocks(self) -> Iterator[Block]:
-        """Yield the blocks of the windows set, from workers or read here."""
-        if not self.config.num_workers:
-            for window in self._windows:
-                block = self._dataset[window]
-                yield block.pin_memory() if self.config.pin_memory else block
-            return
-        if self._workers is None:
-            self._workers = self._start_workers()
-        blocks: Iterator[Block] | None = None
-        while True:
-            try:
-                if blocks is None:
-                    # Waits for a sign of life of workers that an earlier epoch has started.
-                    with hidden_main():
-                        blocks = iter(self._workers)
-                block = next(blocks)
-            except StopIteration:
-                return
-            except RuntimeError as error:
-                iterator = getattr(self._workers, "_iterator", None)
-                message = dead_workers(getattr(iterator, "_workers", []))
-                if not message:
-                    raise
-                self.close()
-                raise RuntimeError(
-                    f"rank {self._rank}: {message}; killed for memory? Lower loader.shuffle_rows "
-                    "or loader.num_workers, or look at the worker's own message above"
-                ) from error
-            yield block
+    def _leg(self) -> Leg:
+        """Return a whole epoch of this run."""
+        return Leg(self._world_size, self.config.batch_size, self.config.window_rows, 0)
 
-    def _start_workers(self) -> DataLoader[Block]:
-        """Return a DataLoader whose processes last as long as the loader."""
-        return DataLoader(
-            self._dataset,
-            batch_size=None,
-            sampler=self._windows,
-            collate_fn=unchanged,
-            num_workers=self.config.num_workers,
-            prefetch_factor=self.config.prefetch_windows,
-            persistent_workers=True,
-            pin_memory=self.config.pin_memory,
-            multiprocessing_context="forkserver",
-            worker_init_fn=partial(begin, is_kept()),
-        )
-
-
-class _Windows(Sampler[Window]):
-    """Hands out the windows of the epoch to the next free worker."""
-
-    def __init__(self) -> None:
-        self.items: Iterator[Window] = iter(())
-
-    def __iter__(self) -> Iterator[Window]:
-        """Return the windows set last."""
-        return self.items
+    def _order_of(self, epoch: int) -> EpochOrder:
+        return EpochOrder(self.files_of(epoch), self.config.order, self._seed, epoch)

@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from multiprocessing import forkserver, parent_process
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from embeddings.schema.schema import Schema
 from trainer.data.collator import BatchArrays, Collator
@@ -41,7 +42,7 @@ from trainer.data.discovery import day_of
 from trainer.data.hashing import permutation
 from trainer.data.order import Window
 from trainer.data.reader import LogReader
-from trainer.runtime.allocator import keep_memory
+from trainer.runtime.allocator import is_kept, keep_memory
 
 _ALIGNMENT = 16
 _EPOCH = date(1970, 1, 1)
@@ -254,3 +255,100 @@ def dead_workers(workers: Sequence[Any]) -> str:
         if not worker.is_alive()
     ]
     return ", ".join(dead)
+
+
+class Blocks:
+    """Reads windows into blocks, here or in worker processes that last as long as this object.
+
+    Args:
+        dataset: reads a window.
+        rank: of this process, for messages.
+        num_workers: processes; 0 reads here.
+        prefetch_windows: blocks that each worker keeps ready.
+        pin_memory: whether blocks are page-locked.
+    """
+
+    def __init__(
+        self,
+        dataset: WindowDataset,
+        rank: int,
+        *,
+        num_workers: int,
+        prefetch_windows: int,
+        pin_memory: bool,
+    ) -> None:
+        self._dataset, self._rank = dataset, rank
+        self._num_workers, self._prefetch = num_workers, prefetch_windows
+        self._pin_memory = pin_memory
+        self._windows = _Windows()
+        self._workers: DataLoader[Block] | None = None
+        if num_workers:
+            start_server()
+
+    def of(self, windows: Iterator[Window]) -> Iterator[Block]:
+        """Yield the blocks of `windows` in their order.
+
+        Raises:
+            RuntimeError: a worker process died; the message names rank and worker.
+        """
+        self._windows.items = windows
+        if not self._num_workers:
+            for window in self._windows:
+                block = self._dataset[window]
+                yield block.pin_memory() if self._pin_memory else block
+            return
+        if self._workers is None:
+            self._workers = self._start()
+        blocks: Iterator[Block] | None = None
+        while True:
+            try:
+                if blocks is None:
+                    # Waits for a sign of life of workers that an earlier epoch has started.
+                    with hidden_main():
+                        blocks = iter(self._workers)
+                block = next(blocks)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                iterator = getattr(self._workers, "_iterator", None)
+                message = dead_workers(getattr(iterator, "_workers", []))
+                if not message:
+                    raise
+                self.close()
+                raise RuntimeError(
+                    f"rank {self._rank}: {message}; killed for memory? Lower loader.shuffle_rows "
+                    "or loader.num_workers, or look at the worker's own message above"
+                ) from error
+            yield block
+
+    def close(self) -> None:
+        """End the worker processes; the next windows start new ones."""
+        workers, self._workers = self._workers, None
+        iterator = getattr(workers, "_iterator", None)
+        if iterator is not None:
+            iterator._shutdown_workers()
+
+    def _start(self) -> DataLoader[Block]:
+        return DataLoader(
+            self._dataset,
+            batch_size=None,
+            sampler=self._windows,
+            collate_fn=unchanged,
+            num_workers=self._num_workers,
+            prefetch_factor=self._prefetch,
+            persistent_workers=True,
+            pin_memory=self._pin_memory,
+            multiprocessing_context="forkserver",
+            worker_init_fn=partial(begin, is_kept()),
+        )
+
+
+class _Windows(Sampler[Window]):
+    """Hands out the windows of the epoch to the next free worker."""
+
+    def __init__(self) -> None:
+        self.items: Iterator[Window] = iter(())
+
+    def __iter__(self) -> Iterator[Window]:
+        """Return the windows set last."""
+        return self.items

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Two models on the same rows: predictions of both, checked to be of equal rows, and their metrics.
 
-The command is `trainer/compare.py`.
+Runs of test-then-train have left their predictions, so comparing those needs no model. The command
+is `trainer/compare.py`.
 
 Shapes: B examples of a batch.
 """
@@ -9,6 +10,8 @@ Shapes: B examples of a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 from models.ranking import Predictions
 from trainer.checkpoint.storage import Folder
 from trainer.data.loader import LoaderConfig
+from trainer.data.splits import describe_days
 from trainer.evaluation.comparison import Comparison, checksum
 from trainer.evaluation.evaluate import (
     evaluate,
@@ -26,9 +30,11 @@ from trainer.evaluation.evaluate import (
     read_config,
     real_rows,
 )
+from trainer.evaluation.predictions import equal_parts, no_rows, read_days, read_rows
 from trainer.evaluation.slices import SliceCodes
-from trainer.metrics.metrics import communication_device
+from trainer.metrics.metrics import Metrics, communication_device
 from trainer.metrics.validity import all_doubts
+from trainer.runtime.printable import printable
 from trainer.runtime.runtime import Runtime
 
 # Scores, labels and weights (B, K) and users (B,), in host memory.
@@ -176,6 +182,72 @@ def compare(
 
     metrics.append(model.predict(take))
     checked.check(rows.data, labels[0][0])
+    return _finished(comparison, metrics)
+
+
+def compare_days(
+    folders: Sequence[Path], grouped: bool, runtime: Runtime, replicates: int = 200
+) -> dict[str, Any]:
+    """Return what is said of the runs in `folders`, one or two, on the days they predicted.
+
+    The rows are those of days that all have predicted; `slices` has each such day. No model is
+    loaded. Collective.
+
+    Args:
+        folders: of runs with `data.progressive`.
+        grouped: whether there are users.
+        runtime: this process among the others.
+        replicates: of the bootstrap.
+
+    Raises:
+        ValueError: no common day, files that are damaged, or runs of other rows.
+    """
+    every = [{day.name: day for day in read_days(folder)} for folder in folders]
+    names = [name for name in every[0] if all(name in one for one in every)]
+    if not names:
+        raise ValueError(
+            "compare: expected days that all runs have predicted, got "
+            + " and ".join(describe_days(one) or "none" for one in every)
+        )
+    labels = [list(one[names[0]].labels) for one in every]
+    changed = [
+        one[name].folder
+        for one, own in zip(every, labels, strict=True)
+        for name in names
+        if list(one[name].labels) != own
+    ]
+    if changed:
+        raise ValueError(f"{printable(str(changed[0]))}: other labels than the day before")
+    shared = [name for name in labels[0] if all(name in one for one in labels)]
+    if not shared:
+        raise ValueError(f"compare: expected a label that both have, got {labels}")
+    checked = Checked(labels, shared)
+    comparison = Comparison(labels, {"day": names}, grouped, replicates)
+    metrics = [Metrics(one, grouped=grouped) for one in labels]
+    own = range(runtime.rank, len(names), runtime.world_size)
+    streams = (
+        (number, *parts)
+        for number in own
+        for parts in zip_longest(*(read_rows(one[names[number]]) for one in every))
+    )
+    empty = (0, *(no_rows(len(one)) for one in labels))
+    for number, *parts in equal_parts(streams, empty, runtime):
+        for model, part in enumerate(parts):
+            if part is not None:
+                checked.add(model, part)
+        sizes = [0 if part is None else len(part.users) for part in parts]
+        if len(set(sizes)) > 1:  # of different rows, which is refused below
+            sizes, parts = [0], empty[1:]
+        codes = {"day": np.full(sizes[0], number, np.int32)}
+        for one, part in zip(metrics, parts, strict=True):
+            one.update(*part)
+        comparison.update([part.scores for part in parts], parts[-1][1:], codes)
+    checked.check("the predicted days", labels[0][0])
+    return _finished(comparison, [one.compute() for one in metrics])
+
+
+def _finished(comparison: Comparison, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what a comparison found, with each model's metrics and alerts. Collective."""
     found = comparison.finish()
     pairs = zip(metrics, found["models"], strict=True)
     found["models"] = [

@@ -170,7 +170,7 @@ def many(folders):
 def test_a_window_travels_as_one_block_that_owns_its_memory(many):
     loader = LoaderConfig(batch_size=5, shuffle_rows=20).build(many, SCHEMA)
     share = loader._order.share(loader._legs, 0)
-    block = loader._dataset[next(loader._order.windows(share, 20))]
+    block = loader._blocks._dataset[next(loader._order.windows(share, 20))]
     copy = pickle.loads(pickle.dumps(dataclasses.replace(block, memory=block.memory.numpy())))
     assert isinstance(copy, Block) and len(copy.slots) == 4
     for tensors, others in zip(block.tensors(), copy.tensors(), strict=True):

@@ -106,7 +106,7 @@ def test_a_killed_worker_is_named_within_seconds(many):
     loader = config.build(many, SCHEMA, rank=1, world_size=2)
     batches = iter(loader)
     next(batches)
-    worker = loader._workers._iterator._workers[1]  # type: ignore[union-attr]
+    worker = loader._blocks._workers._iterator._workers[1]  # type: ignore[union-attr]
     os.kill(worker.pid, signal.SIGKILL)
     start = time.monotonic()
     with pytest.raises(RuntimeError, match=rf"rank 1: loader worker 1 \(pid {worker.pid}\) ended"):
@@ -118,7 +118,7 @@ def test_a_worker_that_dies_between_two_epochs_is_named_too(many):
     config = LoaderConfig(batch_size=5, shuffle_rows=20, num_workers=1)
     loader = config.build(many, SCHEMA, rank=1, world_size=2)
     list(loader)
-    worker = loader._workers._iterator._workers[0]  # type: ignore[union-attr]
+    worker = loader._blocks._workers._iterator._workers[0]  # type: ignore[union-attr]
     os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match=rf"rank 1: loader worker 0 \(pid {worker.pid}\) ended"):
         list(loader)
@@ -134,7 +134,7 @@ if __name__ == "__main__":
     config = LoaderConfig(batch_size=1, shuffle_rows=1, num_workers=2)
     loader = config.build(discover(sys.argv[1], None, SCHEMA), SCHEMA)
     next(iter(loader))
-    print(*(worker.pid for worker in loader._workers._iterator._workers), flush=True)
+    print(*(worker.pid for worker in loader._blocks._workers._iterator._workers), flush=True)
     time.sleep(600)
 """
 
