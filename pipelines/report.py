@@ -25,7 +25,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, Template
 from markupsafe import Markup
 
-from pipelines.reporting.comparison import summary, verdict
+from pipelines.reporting.comparison import early_stopping, summary, verdict
 from pipelines.reporting.night_page import candidate_run, is_night, read_night
 from pipelines.reporting.provenance import changes, data_drift, neighbours, no_drift
 from pipelines.reporting.rank_charts import rank_charts, rank_notes, rank_table
@@ -188,6 +188,7 @@ def _reading(runs: Sequence[Run]) -> str:
             "The ceiling is the AUC of the probabilities that the labels were drawn from: no model "
             "can be expected to pass it."
         )
+    parts += [text for run in runs if (text := early_stopping(run))]
     missing: dict[str, list[str]] = {}
     for run in runs:
         if run.no_gauc:
@@ -293,13 +294,15 @@ def _curves(runs: Sequence[Run]) -> list[tuple[str, Markup]]:
         limits = (0.0, 1.0) if key == "input_wait" else None
         axes = Axes(title=title, x="rows trained", y=y, y_limits=limits)
         found.append((title, chart(f"curve-{key.replace('_', '-')}", axes, lines)))
-    lines = [
-        Line(label=run.name, series=index, points=_points(run.evaluations, "auc", "step"))
-        for index, run in enumerate(runs)
-        if len(run.evaluations) > 1
-    ]
-    axes = Axes(title="Test AUC", x="step", y="AUC")
-    found.append(("Test AUC", chart("curve-test-auc", axes, lines)))
+    for split in ("test", "validation"):
+        lines = [
+            Line(label=run.name, series=index, points=_points(points, "auc", "step"))
+            for index, run in enumerate(runs)
+            if len(points := [e for e in run.evaluations if e.get("split", "test") == split]) > 1
+        ]
+        title = f"{split.capitalize()} AUC"
+        axes = Axes(title=title, x="step", y="AUC")
+        found.append((title, chart(f"curve-{split}-auc", axes, lines)))
     return [(title, Markup(svg)) for title, svg in found if svg]
 
 

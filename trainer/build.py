@@ -21,9 +21,16 @@ from models.ranking import RankingModel
 from models.tower import StreamTowerConfig
 from trainer.config.config import TrainConfig
 from trainer.data.discovery import printable
-from trainer.data.files import LogFile, contents, differences, discover, keep_rows
+from trainer.data.files import (
+    LogFile,
+    check_families,
+    contents,
+    differences,
+    discover,
+    keep_rows,
+)
 from trainer.data.loader import Loader
-from trainer.data.splits import parse_days, parse_rows
+from trainer.data.splits import check_overlap, parse_days, parse_rows
 from trainer.data.transforms import dense_moments
 from trainer.distributed.compile import compile_tower
 from trainer.distributed.dense import Dense
@@ -31,6 +38,9 @@ from trainer.distributed.parallelize import Parallel, build_dense, parallelize
 from trainer.distributed.precision import Precision
 from trainer.distributed.train_pipeline import Pipeline
 from trainer.runtime.runtime import Runtime
+
+# Of training, validation (if there are such rows) and test rows.
+Loaders = tuple[Loader, Loader | None, Loader]
 
 
 class Training(NamedTuple):
@@ -114,6 +124,39 @@ def progressive_epochs(
         )
     by_day = [[file for file in tested if file.day == day] for day in days]
     return [files, *by_day[:-1]] if train else by_day
+
+
+def open_validation_loader(config: TrainConfig, runtime: Runtime) -> Loader | None:
+    """Return this rank's loader of the validation rows; None if there are none.
+
+    Raises:
+        ValueError: as `open_loader`.
+    """
+    data = config.data
+    if not data.validates:
+        return None
+    rows = dataclasses.replace(
+        data, test_path="", test_days=data.validation_days, test_rows=data.validation_rows
+    )
+    return open_loader(dataclasses.replace(config, data=rows), runtime, train=False)
+
+
+def open_loaders(config: TrainConfig, runtime: Runtime) -> Loaders:
+    """Return this rank's loaders of training, validation (if any) and test rows, which differ.
+
+    Raises:
+        ValueError: as `open_loader`, or rows are in two of them, or ids have two meanings.
+    """
+    train = open_loader(config, runtime, train=True)
+    validation = open_validation_loader(config, runtime)
+    test = open_loader(config, runtime, train=False)
+    if not config.data.allow_overlap:
+        check_overlap(train.files_of(0), test.files)
+        if validation is not None:
+            check_overlap(train.files_of(0), validation.files, ("train", "validation"))
+            check_overlap(validation.files, test.files, ("validation", "test"))
+    check_families((*train.files, *(validation.files if validation else ()), *test.files))
+    return train, validation, test
 
 
 def _check_ranks(files: Sequence[LogFile], problem: str, what: str, runtime: Runtime) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from models.tower import Tower
+from trainer.build import Loaders
 from trainer.config.config import TrainConfig
-from trainer.data.loader import Loader
 from trainer.distributed.precision import DTYPES
 from trainer.run_dir import CURVES
 from trainer.runtime.json_lines import last_step
@@ -37,7 +37,7 @@ def greeting(
     runtime: Runtime,
     output: Path,
     place: Place,
-    loaders: tuple[Loader, Loader],
+    loaders: Loaders,
     tower: Tower,
 ) -> list[tuple[str, bool]]:
     """Return the lines, and of each whether it is shown in quiet mode as well.
@@ -47,7 +47,7 @@ def greeting(
         runtime: this process among the ranks.
         output: the run's folder.
         place: where the run begins.
-        loaders: of the training and the test rows.
+        loaders: of the training, validation and test rows.
         tower: of the model.
     """
     restart = f"restart {runtime.restarts}: " if runtime.restarts else ""
@@ -64,8 +64,9 @@ def greeting(
     elif place.restarted:
         text = f"{output} holds no checkpoint yet: from the beginning"
         lines.append((f"{restart}{text}", bool(restart)))
-    train, test = (one.describe() for one in loaders)
-    lines.append((f"training on {train}; testing on {test}", True))
+    uses = ("training", "validating", "testing")
+    used = [(use, one) for use, one in zip(uses, loaders, strict=True) if one is not None]
+    lines.append(("; ".join(f"{use} on {loader.describe()}" for use, loader in used), True))
     if config.data.progressive:
         lines.append(("each test day is predicted first, then trained on", True))
     dtype, device = config.precision.dtype, runtime.device

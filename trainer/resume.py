@@ -17,6 +17,7 @@ from embeddings.optimizer import set_table_updates, table_updates
 from embeddings.sharding.plans import KEY
 from embeddings.sharding.sharding import check_plan
 from trainer.checkpoint import dcp
+from trainer.checkpoint.early_stopping import EarlyStopping
 from trainer.checkpoint.layout import RUN, read_manifest
 from trainer.checkpoint.state import TrainState
 from trainer.checkpoint.storage import Folder
@@ -40,10 +41,10 @@ from trainer.warm_start.inherit import Inherited, inherit
 class RunState:
     """The parts of a run that a checkpoint keeps; `resume` fills them from one.
 
-    `progress`, `train_loader`, `precision`, `telemetry`, `label_weights` and `table_stats` have
-    `state_dict` and `load_state_dict`. `telemetry` also has `examples`, which are tensors.
+    `progress`, `train_loader`, `precision`, `telemetry`, `label_weights`, `table_stats` and
+    `stopping` have `state_dict` and `load_state_dict`. `telemetry` also has `examples`, tensors.
     `model_state` has `tensors`, `load` and `put`. `table_stats.restore` continues the counts of
-    out-of-range ids; the test loader contributes only those. Of `config` and `parallel`, the
+    out-of-range ids; the evaluation loaders contribute only those. Of `config` and `parallel`, the
     manifest holds the settings, the sharding plan and how often the kernels of the tables have run.
     The learning-rate schedule is a pure function of the step and has no state.
 
@@ -51,25 +52,27 @@ class RunState:
         config: the run's configuration.
         progress: the run's counters.
         train_loader: the training rows, with the position in them.
-        test_loader: the test rows.
+        evaluation_loaders: the test rows, and validation rows if there are any.
         parallel: the model and the sharding plan of its tables.
         precision: loss scale and skipped steps.
         model_state: tensors of tables, dense weights, optimizers and random numbers.
         telemetry: the values collected for the next point of the curve.
         label_weights: the labels' weights in the current epoch.
         table_stats: the counts of the tables.
+        stopping: the validations so far.
     """
 
     config: TrainConfig
     progress: Progress
     train_loader: Loader
-    test_loader: Loader
+    evaluation_loaders: tuple[Loader, ...]
     parallel: Parallel
     precision: Precision
     model_state: TrainState
     telemetry: Telemetry
     label_weights: LabelWeights
     table_stats: TableStats
+    stopping: EarlyStopping
 
     def manifest(self) -> dict[str, Any]:
         """Return what a checkpoint of the current step holds as plain data. Collective."""
@@ -89,6 +92,7 @@ class RunState:
             "telemetry": self.telemetry.state_dict(),
             "weights": self.label_weights.state_dict(),
             "dynamic_tables": self.table_stats.state_dict(),
+            **self.stopping.state_dict(),
         }
 
     def tensors(self) -> dict[str, Any]:
@@ -100,7 +104,8 @@ class RunState:
     def out_of_range(self) -> dict[str, int]:
         """Return how many ids, by feature, read row 0 in training and evaluation. Collective."""
         trained = self.train_loader.out_of_range(self._epoch_step())
-        return self.table_stats.out_of_range(trained, self.test_loader.out_of_range())
+        evaluated = (loader.out_of_range() for loader in self.evaluation_loaders)
+        return self.table_stats.out_of_range(trained, *evaluated)
 
     def _epoch_step(self) -> int | None:
         """Return the trained batches of the loader's epoch; None if that epoch is over.
@@ -146,6 +151,7 @@ def resume(state: RunState, path: Folder, runtime: Runtime) -> dict[str, Any]:
     state.telemetry.load_state_dict(manifest["telemetry"], examples)
     state.table_stats.restore(manifest["out_of_range"])
     state.table_stats.load_state_dict(manifest["dynamic_tables"])
+    state.stopping.load_state_dict(manifest)
     if manifest["position"] is not None:
         state.label_weights.load_state_dict(manifest["weights"])
     return manifest

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(printable_lines(f"error: {error}"), file=sys.stderr)
         return 2
     try:
-        from trainer.config.fit_to_log import choose_split, unsaid
+        from trainer.config.fit_to_log import choose_split, choose_validation, unsaid
         from trainer.run_dir import note_changes
         from trainer.runtime.exit_codes import exit_code
         from trainer.runtime.runtime import start
@@ -75,8 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> None:
         runtime = start(config.runtime)
         chosen, note = choose_split(config, unsaid(base.data, overrides), output)
-        if note and runtime.is_first:
-            print(f"note: {printable(note)}", file=sys.stderr, flush=True)
+        chosen, validation = choose_validation(chosen, output)
+        for line in filter(None, (note, validation)):
+            if runtime.is_first:
+                print(f"note: {printable(line)}", file=sys.stderr, flush=True)
         trainer = Trainer(chosen, output, runtime)
         if runtime.is_first:
             note_changes(output, base, chosen)

@@ -21,17 +21,17 @@ from models.attention import kernels
 from models.batch import Batch
 from models.ranking import Predictions
 from models.tower import Tower
-from trainer.build import build_training, open_loader, settle, standardize
+from trainer.build import build_training, open_loaders, settle, standardize
+from trainer.checkpoint.early_stopping import EarlyStopping
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.state import TrainState
 from trainer.config.config import TrainConfig, to_dict
-from trainer.data.files import check_families
-from trainer.data.splits import check_overlap
+from trainer.data.loader import Loader
 from trainer.distributed.compile import num_graphs, uncompiled
 from trainer.distributed.optimizer import learning_rates
 from trainer.distributed.parallelize import plain_parts
 from trainer.evaluation.diagnostics import Watch, diagnose_model
-from trainer.evaluation.evaluate import evaluate
+from trainer.evaluation.evaluate import check_finite, evaluate
 from trainer.evaluation.progressive import Progressive, describe_days
 from trainer.greeting import Place, greeting
 from trainer.metrics.details import Details
@@ -51,7 +51,7 @@ from trainer.run_dir import (
 from trainer.runtime.atomic_files import write_json
 from trainer.runtime.json_lines import truncate
 from trainer.runtime.memory import check_tables
-from trainer.runtime.runtime import RunError, Runtime
+from trainer.runtime.runtime import Runtime
 from trainer.runtime.signals import Stopped, StopSignals
 from trainer.runtime.watchdog import Watchdog
 from trainer.telemetry.alerts import LabelWeights
@@ -80,11 +80,8 @@ class Trainer:
         self.config, self.output, self.runtime = config, output, runtime
         kernels.forget()
         # The log: everything that can be refused is refused before a table is allocated.
-        self.train_loader = open_loader(config, runtime, train=True)
-        self.test_loader = open_loader(config, runtime, train=False)
-        if not config.data.allow_overlap:
-            check_overlap(self.train_loader.files_of(0), self.test_loader.files)
-        check_families((*self.train_loader.files, *self.test_loader.files))
+        self.loaders = open_loaders(config, runtime)
+        self.train_loader, self.validation_loader, self.test_loader = self.loaders
         check_tables(config.schema.tables, config.sparse, runtime)
         # The folder: new, or of a run that ended early.
         begun = (output / CONFIG).exists()
@@ -97,7 +94,9 @@ class Trainer:
         standardize(self.parallel.model, self.train_loader.files_of(0), config.schema, runtime)
         self.telemetry = config.telemetry.build(output, runtime.rank, None)
         folder, timeout = checkpoints_of(output, config), config.runtime.timeout_seconds
-        self.saver = Saver(folder, config.checkpoint, runtime, timeout, self.telemetry.say)
+        kept = config.kept_checkpoints
+        self.saver = Saver(folder, kept, runtime, timeout, self.telemetry.say)
+        self.early = EarlyStopping(config.early_stopping, kept.best_metric, folder, runtime)
         self.watchdog = Watchdog(config.runtime.hang_seconds, runtime.rank)
         self.signals, self.stopping = StopSignals(runtime.is_first), False
         self.undefined_metrics: list[str] = []
@@ -125,8 +124,7 @@ class Trainer:
             self.by_day = Progressive(config, output, self.test_loader, runtime)
         step = self.progress.step
         place = Place(step, self.end_step, self.inherited, begun and checkpoint is None)
-        loaders = self.train_loader, self.test_loader
-        self.greeting = greeting(config, runtime, output, place, loaders, self._tower())
+        self.greeting = greeting(config, runtime, output, place, self.loaders, self._tower())
         # What the files hold beyond this step is made again; so is an evaluation of this step.
         if runtime.is_first:
             truncate(output / EVALUATIONS, step - 1)
@@ -148,13 +146,13 @@ class Trainer:
                     self.telemetry.say(line, loud)
                 with self.watchdog.paused():
                     self.saver.prepare(self.state.tensors())
-                if progress.step and progress.step == progress.epoch_start:
+                if progress.step and progress.step in (progress.epoch_start, self.end_step):
                     self._end_epoch()  # its evaluation may be missing
-                while progress.step < self.end_step:
+                while progress.step < self.end_step and not self.early.over:
                     self._train_epoch()
                     progress.end_epoch(len(self.train_loader))
                     self._end_epoch()
-                metrics = self._evaluate(keep=True, details=(details := Details()))
+                metrics = self._test(details := Details())
                 if self.by_day is not None:
                     metrics = self.by_day.pooled(details)
                     self.telemetry.say(describe_days(metrics), loud=True)
@@ -164,14 +162,9 @@ class Trainer:
                 self.saver.abandon()
                 raise
             finally:
-                self.train_loader.close()
-                self.test_loader.close()
-        if metrics["nonfinite_predictions"]:
-            bad = f"{metrics['nonfinite_predictions']:,.0f} of {metrics['rows']:,.0f}"
-            raise RunError(
-                f"evaluation: {bad} rows got no finite prediction: training diverged; lower "
-                "dense.learning_rate or sparse.learning_rate, or set precision.max_norm"
-            )
+                for loader in (self.train_loader, *self.state.evaluation_loaders):
+                    loader.close()
+        check_finite(metrics)
         metrics |= self._run_metrics()
         if self.runtime.is_first:
             timed = self.pipeline.phases
@@ -207,12 +200,6 @@ class Trainer:
                     self._save()
         progress.stop_clock(timer.seconds)
         self.label_weights.check_epoch(progress.step)
-
-    def _end_epoch(self) -> None:
-        """Evaluate between epochs, or between days, if that is asked."""
-        every = self.config.evaluate_epochs or self.by_day is not None
-        if every and self.progress.step < self.end_step:
-            self._evaluate(keep=self.config.checkpoint.keep_best > 0)
 
     def _train_step(self, batches: Iterator[Batch]) -> None:
         """Train on one batch of every rank."""
@@ -255,14 +242,38 @@ class Trainer:
         for message in messages + self.leaks.report(step, last):
             self.telemetry.say(message, loud=True)
 
-    def _evaluate(self, keep: bool, details: Details | None = None) -> dict[str, Any]:
-        """Evaluate on the test rows and measure the towers' effective ranks.
+    def _end_epoch(self) -> None:
+        """Evaluate between epochs, or between days, if that is asked; note if it is the best."""
+        step = self.progress.step
+        if self.early.active:
+            metrics = self._evaluate(True, self.validation_loader)
+            with self.watchdog.paused():
+                self.early.validated(step, metrics, kept=self.saver.written_step == step)
+            self.telemetry.say(self.early.describe(), loud=self.early.over)
+        elif step < self.end_step and (self.config.evaluate_epochs or self.by_day is not None):
+            self._evaluate(self.config.checkpoint.keep_best > 0, self.validation_loader)
+
+    def _test(self, details: Details) -> dict[str, Any]:
+        """Evaluate the last model on the test rows; with early stopping, the best one."""
+        best = self.early.best
+        if best is not None and self.early.best_step != self.progress.step:
+            self.telemetry.say(f"testing the best checkpoint, {best}")
+            with self.watchdog.paused():
+                self.state.model_state.load(best)
+        return self._evaluate(keep=best is None, details=details)
+
+    def _evaluate(
+        self, keep: bool, loader: Loader | None = None, details: Details | None = None
+    ) -> dict[str, Any]:
+        """Evaluate on rows and measure the towers' effective ranks.
 
         Args:
             keep: whether the model gets a checkpoint, which is written meanwhile.
+            loader: of the validation rows; None: of the test rows.
             details: where to collect intervals and reliability; None: neither.
         """
-        step = self.progress.step
+        step, rows = self.progress.step, "test" if loader is None else "validation"
+        loader = self.test_loader if loader is None else loader
         if keep and self.saver.written_step != step:
             self._save()
         if self.stopping and step == self.end_step:
@@ -278,14 +289,14 @@ class Trainer:
                     self.by_day.keep(predictions)
                 self.watchdog.beat(f"evaluating after step {step:,}")
 
-            metrics = evaluate(self.pipeline, self.test_loader, self.config, note, details)
+            metrics = evaluate(self.pipeline, loader, self.config, note, details)
         if self.by_day is not None:
             self.by_day.end(metrics)
         model = plain_parts(self.parallel, self.dense)
         with self.precision.autocast(), uncompiled(self.config.parallel.compile):
             ranks = diagnose_model(self.parallel, watched, model)
         self.watchdog.beat(f"evaluated after step {step:,}")
-        self.telemetry.evaluation(step, metrics, ranks, details.values if details else None)
+        self.telemetry.evaluation(step, metrics, ranks, details.values if details else None, rows)
         reasons = undefined(metrics, [label.name for label in self.config.schema.labels])
         for line in reasons if reasons != self.undefined_metrics else ():
             self.telemetry.say(line)
@@ -340,6 +351,7 @@ class Trainer:
             "compiled_graphs": num_graphs() if self.config.parallel.compile else 0,
             "out_of_range": self.state.out_of_range(),
             **self.table_stats.counts,
+            **self.early.record(),
             "alerts": sorted({*self.telemetry.alerts}.union(*(one.first_steps for one in watches))),
         }
 
@@ -351,13 +363,14 @@ class Trainer:
             config=self.config,
             progress=self.progress,
             train_loader=self.train_loader,
-            test_loader=self.test_loader,
+            evaluation_loaders=tuple(one for one in self.loaders[1:] if one is not None),
             parallel=self.parallel,
             precision=self.precision,
             model_state=TrainState(self.parallel, self.dense, self.runtime),
             telemetry=self.telemetry,
             label_weights=self.label_weights,
             table_stats=self.table_stats,
+            stopping=self.early,
         )
 
     def _tower(self) -> Tower:

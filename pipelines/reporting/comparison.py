@@ -116,6 +116,20 @@ def verdict(runs: Sequence[Run]) -> str:
     )
 
 
+def early_stopping(run: Run) -> str:
+    """Return which checkpoint an early-stopping run was tested with, in a sentence, or nothing."""
+    found = run.metrics.get("early_stopping")
+    if not isinstance(found, dict) or not is_number(found.get("best_step")):
+        return ""
+    ended = "ended early" if found.get("stopped_early") is True else "trained all its epochs"
+    metric, value = str(found.get("metric"))[:_TEXT_WIDTH], written(found.get("best_value"))
+    return (
+        f"{run.name} {ended}, at step {written(run.metrics.get('steps'))}; it was tested with its "
+        f"best checkpoint, of step {written(found['best_step'])} (validation {metric} {value}), of "
+        f"{written(found.get('validations'))} validations."
+    )
+
+
 def _deciding(first: Run, rival: Run) -> str:
     """Return the command that compares two runs on the rows that the first was tested on."""
     path = first.data.get("test_path") or first.data.get("path")

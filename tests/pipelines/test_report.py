@@ -366,3 +366,21 @@ def test_a_password_in_an_address_is_not_shown(tmp_path):
     (run / "config.json").write_text(json.dumps(config))
     text, _ = page([run], tmp_path)
     assert "s3cret" not in text and "https://push:9091/x" in text
+
+
+def test_a_run_with_early_stopping_says_which_checkpoint_was_tested_and_shows_its_validations(
+    tmp_path,
+):
+    stopping = {"metric": "auc", "best_step": 8, "best_value": 0.625, "validations": 4}
+    run = write_run(tmp_path / "run", early_stopping={**stopping, "stopped_early": True})
+    records = [{"step": step, "auc": 0.6, "split": "validation"} for step in (4, 8, 12, 16)]
+    lines = [json.dumps(one) for one in [*records, {"step": 16, "auc": 0.61}]]
+    (run / "evaluations.jsonl").write_text("\n".join(lines) + "\n")
+    _, found = page([run], tmp_path)
+    assert "run ended early, at step" in found.text
+    assert "best checkpoint, of step 8 (validation auc 0.6250), of 4 validations." in found.text
+    assert "Validation AUC" in found.text and "Test AUC" not in found.text
+    (run / "metrics.json").write_text(
+        json.dumps({"early_stopping": {"best_step": [1], "metric": 7}})
+    )
+    page([run], tmp_path)

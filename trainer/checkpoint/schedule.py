@@ -38,8 +38,8 @@ class CheckpointConfig:
         keep: number of newest checkpoints to keep.
         keep_best: number of checkpoints with the best metric to keep; with it, every evaluation has
             a checkpoint (evaluate_epochs).
-        best_metric: the evaluation metric that decides; `trainer/metrics/spec.py` defines which
-            direction is better.
+        best_metric: the evaluation metric that decides, of keep_best and of early_stopping;
+            `trainer/metrics/spec.py` defines which direction is better.
         keep_every_hours: keep the first checkpoint of each period of this many hours; 0 disables
             the rule.
     """
@@ -72,11 +72,6 @@ class CheckpointConfig:
             raise ValueError(
                 f"checkpoint.best_metric: expected one of {', '.join(choosable())}, got "
                 f"{self.best_metric!r}"
-            )
-        if self.best_metric != type(self).best_metric and not self.keep_best:
-            raise ValueError(
-                f"checkpoint.best_metric: {self.best_metric!r} has no effect without keep_best; "
-                "set keep_best, or remove it"
             )
 
     def build(self, group: dist.ProcessGroup) -> Cadence:

@@ -22,6 +22,7 @@ from embeddings.schema.schema import Schema
 from models.fields import ProjectionConfig
 from models.ranking import ModelConfig
 from models.tower import StreamTowerConfig, find_tower, type_name
+from trainer.checkpoint.early_stopping import EarlyStoppingConfig
 from trainer.checkpoint.schedule import CheckpointConfig
 from trainer.data.loader import LoaderConfig
 from trainer.data.splits import parse_days, parse_rows
@@ -47,6 +48,9 @@ class DataConfig:
         train_rows: shares FROM:TO of the rows in file order (0:0.8), for a log without days; empty:
             all.
         test_rows: shares of the rows, as for train_rows.
+        validation_days: inclusive ranges or one day of `path` on which the model is evaluated after
+            epochs (early_stopping, evaluate_epochs); empty, as validation_rows: the test rows.
+        validation_rows: shares of the rows, as for train_rows.
         test_path: another folder or file for the test rows; empty: the same as path.
         schema: a YAML file that replaces the recipe's schema.
         allow_overlap: whether test rows may be training rows too (to see a model memorise).
@@ -59,6 +63,8 @@ class DataConfig:
     test_days: str = ""
     train_rows: str = ""
     test_rows: str = ""
+    validation_days: str = ""
+    validation_rows: str = ""
     test_path: str = ""
     schema: str = ""
     allow_overlap: bool = False
@@ -66,9 +72,9 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name in ("train_days", "test_days"):
+        for name in ("train_days", "test_days", "validation_days"):
             parse_days(getattr(self, name), f"data.{name}")
-        for name in ("train_rows", "test_rows"):
+        for name in ("train_rows", "test_rows", "validation_rows"):
             parse_rows(getattr(self, name), f"data.{name}")
         if self.progressive and not (self.train_days and self.test_days):
             raise ValueError(
@@ -80,6 +86,11 @@ class DataConfig:
                 "data.progressive: expected whole days of data.path; remove data.train_rows, "
                 "data.test_rows and data.test_path"
             )
+
+    @property
+    def validates(self) -> bool:
+        """Whether there are validation rows."""
+        return bool(self.validation_days or self.validation_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +116,7 @@ class TrainConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     inherit: InheritConfig = field(default_factory=InheritConfig)
@@ -130,11 +142,7 @@ class TrainConfig:
                 "data.progressive: every day is trained once and each test day is evaluated; set "
                 "epochs to 1 and remove stop_epoch and evaluate_epochs"
             )
-        if self.evaluate_epochs and self.epochs == 1:
-            raise ValueError(
-                "evaluate_epochs has no effect with one epoch (the end of the run is evaluated "
-                "anyway); remove it"
-            )
+        self._check_evaluations()
         self.parallel.check_precision(self.precision.dtype, self.runtime.device)
         tower = self.model.tower
         tables = [table.name for table in self.schema.tables]
@@ -169,11 +177,44 @@ class TrainConfig:
                     f"history, the tower {tower.max_length}; raise it to at least {longest}"
                 )
 
+    def _check_evaluations(self) -> None:
+        """Check what the sections say of evaluations after epochs."""
+        patience, best = self.early_stopping.patience, self.checkpoint.best_metric
+        if self.evaluate_epochs and self.epochs == 1:
+            raise ValueError(
+                "evaluate_epochs has no effect with one epoch (the end of the run is evaluated "
+                "anyway); remove it"
+            )
+        if patience and self.epochs == 1:
+            raise ValueError(
+                "early_stopping.patience: has no effect with one epoch, as the model is validated "
+                "after epochs; set epochs to the most that it may train, or remove it"
+            )
+        if self.data.validates and not (patience or self.evaluate_epochs):
+            raise ValueError(
+                "data.validation_days and validation_rows have no effect without "
+                "early_stopping.patience or evaluate_epochs; set one of them, or remove the rows"
+            )
+        if best != type(self.checkpoint).best_metric and not (
+            self.checkpoint.keep_best or patience
+        ):
+            raise ValueError(
+                f"checkpoint.best_metric: {best!r} has no effect without keep_best or "
+                "early_stopping.patience; set one of them, or remove it"
+            )
+
     @property
     def outside_tower(self) -> str:
         """`package.module:Class` of a tower from outside the repository, or an empty string."""
         name = type_name(type(self.model.tower))
         return name if ":" in name else ""
+
+    @property
+    def kept_checkpoints(self) -> CheckpointConfig:
+        """Which checkpoints stay; early stopping keeps the best in any case."""
+        kept = self.checkpoint
+        least = 1 if self.early_stopping.patience else 0
+        return dataclasses.replace(kept, keep_best=max(kept.keep_best, least))
 
     @property
     def has_warmup(self) -> bool:

@@ -18,11 +18,14 @@ from embeddings.schema.schema import Schema
 from models.tower import StreamTowerConfig
 from trainer.config.config import DataConfig, TrainConfig
 from trainer.data.files import days_of
-from trainer.data.splits import parse_days, parse_rows
+from trainer.data.splits import days_within, parse_days, parse_rows
 from trainer.runtime.atomic_files import read_json
 
 _CHOICES = ("train_days", "test_days", "train_rows", "test_rows")
 _TEST_SHARE = 0.2
+# The rows that early stopping takes from training, and their share where there is one day.
+_VALIDATION = ("train_days", "train_rows", "validation_days", "validation_rows")
+_VALIDATION_SHARE = 0.1
 
 
 def fit_recipe(config: TrainConfig, schema: Schema) -> TrainConfig:
@@ -112,6 +115,46 @@ def choose_split(config: TrainConfig, recipe: DataConfig, output: Path) -> tuple
     return dataclasses.replace(config, data=found), "; ".join(notes)
 
 
+def choose_validation(config: TrainConfig, output: Path) -> tuple[TrainConfig, str]:
+    """Return `config` with validation rows if early stopping needs some, and a note.
+
+    They are taken from the training rows: the last day, or the last tenth of the rows where there
+    is one day, or shares are chosen. A run that has begun in `output` keeps its choice.
+
+    Args:
+        config: of the run, with its training and test rows chosen.
+        output: the run's folder.
+
+    Raises:
+        ValueError: data.path holds no log.
+    """
+    data = config.data
+    if not (config.early_stopping.patience and data.path) or data.validates:
+        return config, ""
+    begun = _begun(output, data, _VALIDATION) or {}
+    same = all(begun.get(name) == getattr(data, name) for name in _VALIDATION[:2])
+    chosen = begun if same and any(begun.values()) else _validation(data)
+    found = dataclasses.replace(data, **chosen)
+    of_days = f" of {found.validation_days}" if found.validation_days else ""
+    rows = f"rows {found.validation_rows}" if found.validation_rows else "all rows"
+    note = f"early stopping validates on {rows}{of_days}, which do not train"
+    return dataclasses.replace(config, data=found), note
+
+
+def _validation(data: DataConfig) -> dict[str, str]:
+    """Return training rows and validation rows, of those that train in `data`."""
+    days = days_within(days_of(data.path), parse_days(data.train_days))
+    if len(days) > 1 and not data.train_rows:
+        return {"train_days": f"{days[0]}:{days[-2]}", "validation_days": days[-1]}
+    start, stop = parse_rows(data.train_rows)
+    cut = f"{stop - _VALIDATION_SHARE * (stop - start):g}"
+    return {
+        "train_rows": f"{start:g}:{cut}",
+        "validation_days": data.train_days,
+        "validation_rows": f"{cut}:{stop:g}",
+    }
+
+
 def unsaid(recipe: DataConfig, arguments: Sequence[str]) -> DataConfig:
     """Return a recipe's data section without the days that the command line gives, too.
 
@@ -163,12 +206,14 @@ def _missing(data: DataConfig, days: Sequence[str]) -> dict[str, str]:
     return {"train_rows": f"0:{cut}", "test_rows": f"{cut}:1"}
 
 
-def _begun(output: Path, data: DataConfig) -> dict[str, Any] | None:
+def _begun(
+    output: Path, data: DataConfig, names: Sequence[str] = _CHOICES
+) -> dict[str, Any] | None:
     """Return the choices of the run that has begun in `output` on the same log, if there is one."""
     path = output / "config.json"
     try:
         old = read_json(path)["data"]
         same = old["path"] == data.path and old["test_path"] == data.test_path
-        return {name: old[name] for name in _CHOICES} if same else None
+        return {name: old[name] for name in names} if same else None
     except (OSError, ValueError, KeyError, TypeError):
         return None  # there is none, or `run_folder.claim` says what is wrong with it

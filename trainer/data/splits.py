@@ -90,12 +90,15 @@ def describe_days(days: Iterable[str]) -> str:
     return ", ".join(texts)
 
 
-def check_overlap(train: Sequence[Rows], test: Sequence[Rows]) -> None:
+def check_overlap(
+    train: Sequence[Rows], test: Sequence[Rows], names: tuple[str, str] = ("train", "test")
+) -> None:
     """Refuse test rows that are training rows too: metrics on them do not measure generalisation.
 
     Args:
         train: the files that train, with their wanted rows.
         test: the files that test, with their wanted rows.
+        names: what settings call the two: train, validation or test.
 
     Raises:
         ValueError: there are such rows; the message has their number and days.
@@ -115,11 +118,13 @@ def check_overlap(train: Sequence[Rows], test: Sequence[Rows]) -> None:
     count = sum(shared.values())
     if count:
         places = describe_days(place for place, rows in shared.items() if rows)
+        first, second = names
+        sees = {"train": "training"}.get(first, first)
         raise ValueError(
-            f"data: {count:,} of the {total:,} test rows are training rows too ({places}); "
-            "expected rows that training does not see: set data.train_days and data.test_days (or "
-            "train_rows and test_rows) so that they do not meet, or pass --data.allow-overlap to "
-            "test on them all the same"
+            f"data: {count:,} of the {total:,} {second} rows are {sees} rows too ({places}); "
+            f"expected rows that {sees} does not see: set data.{first}_days and data.{second}_days "
+            f"(or {first}_rows and {second}_rows) so that they do not meet, or pass "
+            "--data.allow-overlap to use them all the same"
         )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from trainer.metrics.metrics import Metrics, undefined
 from trainer.metrics.validity import ADVICE, all_doubts
 from trainer.runtime.memory import check_tables
 from trainer.runtime.printable import printable
-from trainer.runtime.runtime import Runtime
+from trainer.runtime.runtime import RunError, Runtime
 
 
 def evaluate(
@@ -90,6 +90,20 @@ def real_rows(predictions: Predictions) -> tuple[Tensor, Tensor, Tensor, Tensor]
         predictions.weights[:rows],
         predictions.groups[:rows],
     )
+
+
+def check_finite(metrics: Mapping[str, Any]) -> None:
+    """Check that every row of an evaluation got a finite prediction.
+
+    Raises:
+        RunError: one did not.
+    """
+    if metrics["nonfinite_predictions"]:
+        bad = f"{metrics['nonfinite_predictions']:,.0f} of {metrics['rows']:,.0f}"
+        raise RunError(
+            f"evaluation: {bad} rows got no finite prediction: training diverged; lower "
+            "dense.learning_rate or sparse.learning_rate, or set precision.max_norm"
+        )
 
 
 def _predict(pipeline: Pipeline, batches: Iterator[Any]) -> Iterator[Any]:

@@ -208,6 +208,7 @@ class Telemetry:
         metrics: Mapping[str, Any],
         ranks: Sequence[Mapping[str, Any]] = (),
         details: Mapping[str, Any] | None = None,
+        rows: str = "test",
     ) -> None:
         """Append an evaluation to DIR/evaluations.jsonl; print its main numbers and its doubts.
 
@@ -216,10 +217,13 @@ class Telemetry:
             metrics: Of the evaluation.
             ranks: Records of what was diagnosed beside it, for the listeners.
             details: What `Details` has found beside it.
+            rows: Which rows were evaluated, test or validation; the record names the latter.
         """
         found = all_doubts(metrics, details or {})
         new = self._alerts.evaluated(step, found)
         metrics = {**metrics, "alerts": sorted(found)}
+        if rows != "test":
+            metrics["split"] = rows
         for listener in self.listeners:
             listener.evaluation(step, metrics, ranks)
         if not self.speaks:
@@ -227,8 +231,8 @@ class Telemetry:
         if not self._begun:
             self.start(step)
         append(self.output_dir / "evaluations.jsonl", {"step": step, **metrics})
-        rows = f"{metrics.get('rows', 0):,.0f} rows"
-        self.say(f"evaluation at step {step:,}: {evaluation_line(metrics)} over {rows}")
+        count = f"{metrics.get('rows', 0):,.0f} {rows} rows"
+        self.say(f"evaluation at step {step:,}: {evaluation_line(metrics)} over {count}")
         for name, message in new.items():
             self.say(f"ALERT {name} at step {step:,}: {message}", loud=True)
 

@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Literal
 
 from embeddings.schema.plain import suggest
+from trainer.checkpoint.early_stopping import newest_or_best
 from trainer.checkpoint.layout import (
     CHECKPOINTS,
     RUN,
     checkpoint_folder,
-    complete,
     read_manifest,
 )
 from trainer.checkpoint.storage import Folder, address, locate, read_bounded
@@ -129,7 +129,9 @@ class InheritConfig:
 
 
 def resolve(place: str | Path) -> Folder:
-    """Return the newest complete checkpoint of a run's folder, or the checkpoint that `place` is.
+    """Return the checkpoint to use of a run's folder, or the checkpoint that `place` is.
+
+    It is the best if the run has named one (early stopping), else the newest complete one.
 
     Args:
         place: a folder, or the URL of one. A run's folder leads to where its checkpoints are.
@@ -140,10 +142,10 @@ def resolve(place: str | Path) -> Folder:
     """
     folder = locate(place)
     places = (*_elsewhere(folder), folder / CHECKPOINTS, folder)
-    found = next((found for found in map(complete, places) if found), [])
-    if not found:
+    chosen = next((one for one in map(newest_or_best, places) if one is not None), None)
+    if chosen is None:
         read_manifest(folder, RUN)  # says what is there instead
-    chosen = found[-1] if found else folder
+        chosen = folder
     return chosen.resolve() if isinstance(chosen, Path) else chosen
 
 

@@ -59,7 +59,7 @@ def test_saving_takes_a_twentieth_of_the_time_at_most():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"keep": 0}, {"interval_steps": -1}, {"keep_best": -1}, {"best_metric": "ne"}]
+    [{"keep": 0}, {"interval_steps": -1}, {"keep_best": -1}, {"best_metric": "calibration"}]
     + [{"interval_seconds": s} for s in (-1.0, math.nan, math.inf)]
     + [{"keep_every_hours": -1.0}],
     ids=str,

@@ -149,3 +149,25 @@ def test_a_stream_field_that_is_no_context_field_is_an_error():
     model = dataclasses.replace(config.model, tokenizer=tokenizer)
     with pytest.raises(ValueError, match=r"'contry' is no context field, did you mean 'country'"):
         RankingModel(config.schema, model, torch.device("meta"))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--early-stopping.patience", "2"], r"early_stopping\.patience: has no effect with one"),
+        (["--data.validation-rows", "0.8:1"], r"have no effect without early_stopping\.patience"),
+        (["--checkpoint.best-metric", "ne"], r"checkpoint\.best_metric: 'ne' has no effect"),
+        (["--evaluate-epochs"], "evaluate_epochs has no effect with one epoch"),
+    ],
+)
+def test_settings_of_evaluations_after_epochs_that_do_nothing_are_refused(words, expected):
+    with pytest.raises(ValueError, match=expected):
+        apply_overrides(load_recipe("dlrm.demo"), words)
+
+
+def test_early_stopping_keeps_the_best_checkpoint():
+    words = ["--epochs", "4", "--early-stopping.patience", "2", "--checkpoint.best-metric", "ne"]
+    config = apply_overrides(load_recipe("dlrm.demo"), words)
+    assert config.kept_checkpoints.keep_best == 1 and config.checkpoint.keep_best == 0
+    more = apply_overrides(config, ["--checkpoint.keep-best", "3"])
+    assert more.kept_checkpoints.keep_best == 3

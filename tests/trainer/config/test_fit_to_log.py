@@ -3,12 +3,14 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from embeddings.schema.schema import Label, Schema, SparseFeature, Table
+from trainer.checkpoint.early_stopping import EarlyStoppingConfig
 from trainer.config.config import DataConfig
-from trainer.config.fit_to_log import choose_split, fit_recipe, unsaid
+from trainer.config.fit_to_log import choose_split, choose_validation, fit_recipe, unsaid
 from trainer.recipes.load import load_recipe
 
 SCHEMA = Schema(
@@ -133,3 +135,59 @@ def test_settings_of_columns_that_the_schema_lacks_are_dropped():
     assert not fitted.sparse.table_learning_rates
     assert not fitted.model.tokenizer.stream_fields
     assert fitted.model.tower.max_length == 33
+
+
+def validated(path, output=None, **chosen):
+    config = load_recipe("dlrm.frappe")
+    config = dataclasses.replace(
+        config,
+        data=DataConfig(path=str(path), **chosen),
+        epochs=5,
+        early_stopping=EarlyStoppingConfig(patience=2),
+    )
+    found, note = choose_validation(config, output or path / "run")
+    data = found.data
+    rows = (data.train_days, data.train_rows, data.validation_days, data.validation_rows)
+    return rows, note
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (
+            {"train_days": "2026-05-01:2026-05-03", "test_days": "2026-05-04"},
+            ("2026-05-01:2026-05-01", "", "2026-05-02", ""),
+        ),
+        ({"test_path": "other"}, ("2026-05-01:2026-05-02", "", "2026-05-04", "")),
+        (
+            {"train_days": "2026-05-01", "test_days": "2026-05-02"},
+            ("2026-05-01", "0:0.9", "2026-05-01", "0.9:1"),
+        ),
+        ({"train_rows": "0.2:0.7"}, ("", "0.2:0.65", "", "0.65:0.7")),
+    ],
+    ids=["the last training day", "of all days", "of one day", "of a share"],
+)
+def test_early_stopping_takes_its_rows_from_training_and_a_resumed_run_the_same(
+    chosen, expected, days
+):
+    rows, note = validated(days, **chosen)
+    assert rows == expected and "which do not train" in note
+    names = ("train_days", "train_rows", "validation_days", "validation_rows")
+    begun = {**chosen, **dict(zip(names, rows, strict=True))}
+    output = days / "run"
+    output.mkdir()
+    values = dataclasses.asdict(DataConfig(path=str(days), **begun))
+    (output / "config.json").write_text(json.dumps({"data": values}))
+    assert validated(days, **chosen)[0] == expected  # the same words again
+    restored = {key: value for key, value in begun.items() if not key.startswith("validation")}
+    assert validated(days, **restored)[0] == expected  # rows that nobody says: those of the run
+
+
+def test_validation_rows_that_are_chosen_stay():
+    config = dataclasses.replace(
+        load_recipe("dlrm.frappe"),
+        data=DataConfig(path="somewhere", validation_rows="0.7:0.8"),
+        epochs=5,
+        early_stopping=EarlyStoppingConfig(patience=2),
+    )
+    assert choose_validation(config, Path("run")) == (config, "")

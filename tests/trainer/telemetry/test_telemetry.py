@@ -173,9 +173,9 @@ def test_an_evaluation_says_its_error_and_no_gauc_that_the_log_cannot_have(tmp_p
         telemetry.evaluation(4, {"auc": math.nan, "auc_standard_error": math.nan, "rows": 1.0})
     said = [line.split(": ", 1)[1] for line in capsys.readouterr().err.splitlines()]
     assert said == [
-        "auc 0.7500 ± 0.0031, logloss 0.2000 over 1,000 rows",
-        "auc 0.7500 ± 0.0031, gauc 0.7000, logloss 0.2000 over 1,000 rows",
-        "auc nan over 1 rows",
+        "auc 0.7500 ± 0.0031, logloss 0.2000 over 1,000 test rows",
+        "auc 0.7500 ± 0.0031, gauc 0.7000, logloss 0.2000 over 1,000 test rows",
+        "auc nan over 1 test rows",
     ]
 
 
