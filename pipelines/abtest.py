@@ -28,7 +28,7 @@ from pipelines.orchestration.text_tables import table
 from trainer.runtime.atomic_files import open_atomic, write_json, write_text
 from trainer.runtime.exit_codes import exit_code
 from trainer.runtime.printable import printable
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -206,7 +206,7 @@ def _shares(words: Sequence[str]) -> dict[str, float]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("pipelines.abtest"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from embeddings.schema.plain import suggest
@@ -61,6 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(usage())
+        return 0
+    if words == ["--version"]:
+        try:
+            print(f"fullrank {version('fullrank')}")
+        except PackageNotFoundError:
+            print("fullrank, from a checkout that is not installed")
         return 0
     if words == ["--completion"]:
         from trainer.config.completion import completion_script

@@ -28,7 +28,7 @@ from pipelines.ingestion.readiness import MARKS, Readiness
 from pipelines.orchestration.help_screens import add_help
 from pipelines.orchestration.text_tables import table
 from trainer.data.splits import parse_days
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 
 NOT_READY = 4
 
@@ -79,7 +79,7 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("pipelines.deliveries"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

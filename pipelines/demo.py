@@ -12,7 +12,6 @@ recipe is called best whose lead the 95 % interval of the difference leaves open
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from pipelines.reporting.comparison import comparison_table
 from pipelines.synthesize import SynthesisConfig, synthesize
 from trainer.runtime.atomic_files import read_json, write_json
 from trainer.runtime.printable import printable_lines
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 
 COMPONENTS = "deploy/components.py"
 RECIPES = ("specformer.demo", "rankelastor.demo", "tokenformer.demo", "dlrm.demo")
@@ -34,7 +33,7 @@ RECIPES = ("specformer.demo", "rankelastor.demo", "tokenformer.demo", "dlrm.demo
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     rows = SynthesisConfig().rows_per_day
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("pipelines.demo"),
         description="Generate click logs, train recipes on them and compare the runs.",
     )

@@ -15,7 +15,6 @@ needs a size: four times `vocab_size` where the configuration knows it, else --n
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ import yaml
 from embeddings.schema.plain import suggest
 from embeddings.schema.schema import schema_from_dict
 from embeddings.schema.strict_yaml import load_yaml, parse_yaml
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 
 _KNOWN = {
     *("name", "active", "dtype", "type", "vocab_size", "max_len", "share_embedding", "source"),
@@ -294,7 +293,7 @@ def _line(error: Exception) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("pipelines.fuxictr"),
         description="Import FuxiCTR's dataset_config.yaml as a schema.",
     )

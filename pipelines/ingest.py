@@ -19,7 +19,7 @@ from embeddings.schema.schema import Schema, load_schema
 from pipelines.ingestion.ingestion import IngestConfig, IngestSummary
 from pipelines.ingestion.options import add_file_options, add_row_options, config_of
 from pipelines.ingestion.partition import PartitionConfig
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 
 _DAYS_SHOWN = 12
 
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         config = dataclasses.replace(config, partition=part, day=given.day)
         summary = ingest(given.sources, load_schema(given.schema), given.output, config)
     except (ValueError, RuntimeError, OSError) as error:
-        print("ingest:", " ".join(str(error).split()), file=sys.stderr)
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
     print(describe(summary))
     return 0
@@ -70,7 +70,7 @@ def describe(summary: IngestSummary) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     """Return the command line, which explains every option in a line that ends with its default."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("pipelines.ingest"),
         usage="%(prog)s LOGS... --schema FILE --output DIR [options]",
         description=__doc__,

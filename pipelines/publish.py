@@ -25,12 +25,12 @@ from pipelines.nightly.model_store import Store
 from pipelines.orchestration.lock import Lock, LockedError
 from pipelines.orchestration.stage import StageError
 from trainer.runtime.printable import printable, printable_lines
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("pipelines.publish"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -26,7 +26,7 @@ from pipelines.orchestration import stage
 from pipelines.orchestration.text_tables import table
 from pipelines.synthesize import SynthesisConfig, synthesize
 from trainer.runtime.printable import printable_lines
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 
 _STAGES = ("partitions", "days", "candidate", "evaluation", "verdict", "publication")
 
@@ -110,7 +110,7 @@ def generated(options: argparse.Namespace) -> Path:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("pipelines.replay"), description="Run nights, one after the other."
     )
     add = parser.add_argument

@@ -10,7 +10,6 @@ archived.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
 import functools
@@ -47,7 +46,7 @@ from trainer.metrics.validity import ADVICE as DOUBTS
 from trainer.metrics.validity import all_doubts
 from trainer.runtime.atomic_files import write_text
 from trainer.runtime.printable import printable
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 
 _PAGE = "report.html"
 # A page that a browser can show, whatever a folder holds.
@@ -344,9 +343,7 @@ SECTIONS = tuple(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog=program("pipelines.report"), description="Compare runs in one HTML page."
-    )
+    parser = Parser(prog=program("pipelines.report"), description="Compare runs in one HTML page.")
     add, page = parser.add_argument, Path(_PAGE)
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or a night's")
     add("--output", type=Path, metavar="FILE", default=page, help=f"the page (default: {page})")

@@ -39,7 +39,7 @@ from pipelines.orchestration.run_status import (
 from pipelines.orchestration.stage import NotReadyError, Pipeline, RefusedError, StageError, Step
 from pipelines.orchestration.text_tables import table
 from trainer.runtime.printable import printable, printable_lines
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 
 
 class Module(Protocol):
@@ -193,7 +193,7 @@ def _explain(error: Exception, where: str = "") -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("pipelines.run"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

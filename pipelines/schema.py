@@ -23,7 +23,7 @@ from pipelines.ingestion.source import QUOTING, SourceConfig
 from pipelines.schema_proposal.proposal import Proposal, propose
 from pipelines.schema_proposal.roles import Choices
 from pipelines.schema_proposal.sampling import Sample, read_sample
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 
 _SECTIONS = ("tables", "sparse", "dense", "labels")
 
@@ -145,7 +145,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("pipelines.schema"),
         description="Propose a schema for a log of Parquet, CSV or TSV files, from a sample.",
     )

@@ -24,7 +24,7 @@ from pipelines.orchestration.stage import read
 from pipelines.orchestration.text_tables import table
 from trainer.metrics.spec import choosable
 from trainer.runtime.printable import printable_lines
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,7 +88,7 @@ def _mean(values: Sequence[float]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("pipelines.study"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

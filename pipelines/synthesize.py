@@ -30,7 +30,7 @@ from pipelines.synthetic.click_model import ClickConfig
 from pipelines.synthetic.impressions import DENSE, TASKS, to_table
 from trainer.recipes.schemas import demo as demo_schema
 from trainer.runtime.atomic_files import write_json
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def _ceiling(labels: NDArray[np.float64], probabilities: NDArray[np.float64]) ->
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, generate, print one line a day; return the exit code."""
-    parser = argparse.ArgumentParser(prog=program("pipelines.synthesize"), description=__doc__)
+    parser = Parser(prog=program("pipelines.synthesize"), description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     default, clicks = SynthesisConfig(), ClickConfig()
     parser.add_argument("output", help="folder to write to")
@@ -162,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         summary = synthesize(given.output, config)
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"synthesize: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     for day, rows in summary["rows"].items():
         best = summary["ceiling"]["days"][day]

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from models.plugins import TOWER_HELP
 from trainer.runtime.atomic_files import json_ready
 from trainer.runtime.printable import printable
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 from trainer.telemetry.summary_lines import compared_lines
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("trainer.compare"),
         description="Compare models; JSON on stdout, a summary on stderr.",
     )

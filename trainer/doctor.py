@@ -11,7 +11,6 @@ failure.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import re
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.runtime.probes import PROBES
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = (3, 11)
@@ -236,7 +235,7 @@ def examine() -> list[Finding]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the report; return 1 when anything failed, else 0."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("trainer.doctor"), description="Check whether this machine can train."
     )
     parser.add_argument("--json", action="store_true", help="print the findings as a JSON list")

@@ -12,20 +12,19 @@ Exit codes: as trainer.train.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 
 from models.plugins import TOWER_HELP
 from trainer.runtime.atomic_files import json_ready
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 from trainer.telemetry.summary_lines import evaluated_lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("trainer.evaluate"),
         description="Evaluate a checkpoint; JSON on stdout, a summary on stderr.",
     )

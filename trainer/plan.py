@@ -14,7 +14,6 @@ Exit codes: 0 everything fits; 1 something does not; 2 the configuration is wron
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import re
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING
 from trainer.config.names import check_command
 from trainer.runtime.atomic_files import read_json
 from trainer.runtime.printable import printable_lines
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 
 if TYPE_CHECKING:  # imported where they are needed: --help and misspelt words are answered at once
     from embeddings.sharding.plans import Plan
@@ -112,7 +111,7 @@ def plan_config(config: TrainConfig, world_size: int, local_world_size: int, dev
 
 def main(arguments: Sequence[str] | None = None, prog: str = "") -> int:
     """Run the command line, called as `prog`, and return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog or program("trainer.plan"),
         description="Plan tables onto ranks. Settings of the recipe follow as --section.field.",
         allow_abbrev=False,

@@ -15,19 +15,18 @@ Exit codes: as trainer.train.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from models.plugins import TOWER_HELP
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("trainer.score"),
         description="Score a log; a summary as JSON on stdout, progress on stderr.",
     )

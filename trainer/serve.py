@@ -13,20 +13,17 @@ Exit codes: as trainer.train.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from models.plugins import TOWER_HELP
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog=program("trainer.serve"), description="Serve a model over HTTP."
-    )
+    parser = Parser(prog=program("trainer.serve"), description="Serve a model over HTTP.")
     add = parser.add_argument
     add("path", type=Path, help="an exported model, a run, a checkpoint, or a folder of nights")
     add("--host", default="127.0.0.1", help="address to listen on (default: loopback)")

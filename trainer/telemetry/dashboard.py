@@ -8,14 +8,13 @@ python -m trainer.telemetry.dashboard deploy/grafana/fullrank.json
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 from pathlib import Path
 from typing import Any
 
 from trainer.metrics.spec import METRICS
-from trainer.runtime.program import program
+from trainer.runtime.program import Parser, program
 from trainer.telemetry.prometheus_metrics import PREFIX
 
 _WIDTH, _HEIGHT, _COLUMNS = 8, 8, 24
@@ -63,7 +62,7 @@ def with_metrics(dashboard: dict[str, Any]) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> None:
     """Write the dashboard with the metrics that it lacked."""
     about = "Add panels for metrics that the dashboard does not show."
-    parser = argparse.ArgumentParser(prog=program("trainer.telemetry.dashboard"), description=about)
+    parser = Parser(prog=program("trainer.telemetry.dashboard"), description=about)
     parser.add_argument("dashboard", type=Path, help="the dashboard's JSON")
     path: Path = parser.parse_args(arguments).dashboard
     found = with_metrics(json.loads(path.read_text(encoding="utf-8")))
