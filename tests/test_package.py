@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,26 @@ def pins(name: str) -> dict[str, str]:
     text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
     found = re.findall(r"^([A-Za-z0-9._-]+)==(\S+)$", text, re.MULTILINE)
     return {canonicalize_name(name): version for name, version in found}
+
+
+@pytest.mark.parametrize(
+    ("name", "below"), [("cpu", ()), ("gpu", ()), ("serve", ("cpu",)), ("serve", ("gpu",))]
+)
+def test_a_list_names_everything_that_its_packages_need(name: str, below: tuple[str, ...]) -> None:
+    """The lists are installed without dependencies, so what they leave out fails at an import."""
+    own, missing = pins(name), set()
+    held = {*own, *(pin for one in below for pin in pins(one))}
+    for package in own:
+        try:
+            needed = [Requirement(one) for one in metadata.requires(package) or ()]
+        except metadata.PackageNotFoundError:
+            continue  # of a GPU
+        needed = [one for one in needed if not one.marker or one.marker.evaluate({"extra": ""})]
+        missing |= {(package, canonicalize_name(one.name)) for one in needed} - {
+            (package, one) for one in held
+        }
+    # The CPU's build of it has another name.
+    assert missing <= {("torchrec", "fbgemm-gpu")}
 
 
 @pytest.fixture(scope="module")
