@@ -28,7 +28,7 @@ from pipelines.orchestration.text_tables import table
 from trainer.runtime.atomic_files import open_atomic, write_json, write_text
 from trainer.runtime.exit_codes import exit_code
 from trainer.runtime.printable import printable
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -252,4 +252,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

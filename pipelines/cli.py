@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from embeddings.schema.plain import suggest
+from trainer.runtime.program import quiet_pipe
 
 
 class Command(NamedTuple):
@@ -90,6 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return module.main([*command.words, *words[1:]])
 
 
+def command() -> int:
+    """Run the installed program and return its exit code; 141 where nobody reads its output."""
+    return quiet_pipe(main)
+
+
 def usage() -> str:
     """Return how the command is called."""
     width = max(map(len, COMMANDS))
@@ -107,4 +113,4 @@ def usage() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

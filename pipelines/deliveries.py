@@ -28,7 +28,7 @@ from pipelines.ingestion.readiness import MARKS, Readiness
 from pipelines.orchestration.help_screens import add_help
 from pipelines.orchestration.text_tables import table
 from trainer.data.splits import parse_days
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 
 NOT_READY = 4
 
@@ -101,4 +101,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

@@ -24,7 +24,7 @@ from pipelines.reporting.comparison import comparison_table
 from pipelines.synthesize import SynthesisConfig, synthesize
 from trainer.runtime.atomic_files import read_json, write_json
 from trainer.runtime.printable import printable_lines
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 
 COMPONENTS = "deploy/components.py"
 RECIPES = ("specformer.demo", "rankelastor.demo", "tokenformer.demo", "dlrm.demo")
@@ -117,4 +117,4 @@ def add_ceiling(run: Path, logs: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

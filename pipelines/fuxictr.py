@@ -26,7 +26,7 @@ import yaml
 from embeddings.schema.plain import suggest
 from embeddings.schema.schema import schema_from_dict
 from embeddings.schema.strict_yaml import load_yaml, parse_yaml
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 
 _KNOWN = {
     *("name", "active", "dtype", "type", "vocab_size", "max_len", "share_embedding", "source"),
@@ -326,4 +326,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

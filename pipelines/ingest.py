@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 import sys
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from embeddings.schema.schema import Schema, load_schema
 from pipelines.ingestion.ingestion import IngestConfig, IngestSummary
 from pipelines.ingestion.options import add_file_options, add_row_options, config_of
 from pipelines.ingestion.partition import PartitionConfig
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 
 _DAYS_SHOWN = 12
 
@@ -43,6 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
     print(describe(summary))
+    if summary.days:
+        data, schema = shlex.quote(given.output), shlex.quote(given.schema)
+        print(
+            "next: python -m trainer.train dlrm.demo --output runs/first "
+            f"--data.path {data} --data.schema {schema}"
+        )
     return 0
 
 
@@ -101,4 +108,4 @@ class _OneLine(argparse.RawDescriptionHelpFormatter):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

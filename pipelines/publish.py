@@ -25,7 +25,7 @@ from pipelines.nightly.model_store import Store
 from pipelines.orchestration.lock import Lock, LockedError
 from pipelines.orchestration.stage import StageError
 from trainer.runtime.printable import printable, printable_lines
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,4 +70,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

@@ -26,7 +26,7 @@ from pipelines.orchestration import stage
 from pipelines.orchestration.text_tables import table
 from pipelines.synthesize import SynthesisConfig, synthesize
 from trainer.runtime.printable import printable_lines
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 
 _STAGES = ("partitions", "days", "candidate", "evaluation", "verdict", "publication")
 
@@ -132,4 +132,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

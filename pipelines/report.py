@@ -46,7 +46,7 @@ from trainer.metrics.validity import ADVICE as DOUBTS
 from trainer.metrics.validity import all_doubts
 from trainer.runtime.atomic_files import write_text
 from trainer.runtime.printable import printable
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 
 _PAGE = "report.html"
 # A page that a browser can show, whatever a folder holds.
@@ -357,4 +357,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

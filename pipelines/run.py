@@ -39,7 +39,7 @@ from pipelines.orchestration.run_status import (
 from pipelines.orchestration.stage import NotReadyError, Pipeline, RefusedError, StageError, Step
 from pipelines.orchestration.text_tables import table
 from trainer.runtime.printable import printable, printable_lines
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 
 
 class Module(Protocol):
@@ -221,4 +221,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

@@ -23,7 +23,7 @@ from pipelines.ingestion.source import QUOTING, SourceConfig
 from pipelines.schema_proposal.proposal import Proposal, propose
 from pipelines.schema_proposal.roles import Choices
 from pipelines.schema_proposal.sampling import Sample, read_sample
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 
 _SECTIONS = ("tables", "sparse", "dense", "labels")
 
@@ -166,4 +166,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

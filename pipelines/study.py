@@ -24,7 +24,7 @@ from pipelines.orchestration.stage import read
 from pipelines.orchestration.text_tables import table
 from trainer.metrics.spec import choosable
 from trainer.runtime.printable import printable_lines
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,4 +113,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

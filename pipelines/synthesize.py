@@ -30,7 +30,7 @@ from pipelines.synthetic.click_model import ClickConfig
 from pipelines.synthetic.impressions import DENSE, TASKS, to_table
 from trainer.recipes.schemas import demo as demo_schema
 from trainer.runtime.atomic_files import write_json
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,4 +173,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

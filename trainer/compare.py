@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from models.plugins import TOWER_HELP
 from trainer.runtime.atomic_files import json_ready
 from trainer.runtime.printable import printable
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 from trainer.telemetry.summary_lines import compared_lines
 
 if TYPE_CHECKING:
@@ -133,4 +133,4 @@ def _print(names: Sequence[str], found: dict[str, Any], runtime: Runtime) -> Non
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from models.plugins import TOWER_HELP
 from trainer.runtime.atomic_files import json_ready
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 from trainer.telemetry.summary_lines import evaluated_lines
 
 
@@ -74,4 +74,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

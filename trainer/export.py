@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from models.plugins import TOWER_HELP
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,4 +65,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from trainer.config.names import check_command
 from trainer.runtime.atomic_files import read_json
 from trainer.runtime.printable import printable_lines
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 
 if TYPE_CHECKING:  # imported where they are needed: --help and misspelt words are answered at once
     from embeddings.sharding.plans import Plan
@@ -161,4 +161,4 @@ def main(arguments: Sequence[str] | None = None, prog: str = "") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

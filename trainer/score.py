@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from models.plugins import TOWER_HELP
-from trainer.runtime.program import Parser, program
+from trainer.runtime.program import Parser, program, quiet_pipe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,4 +84,4 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

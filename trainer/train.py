@@ -20,7 +20,7 @@ from pathlib import Path
 # Nothing here imports torch before a recipe is needed, so that --help and --list answer at once.
 from trainer.config.names import check_command, describe_recipes
 from trainer.runtime.printable import printable, printable_lines
-from trainer.runtime.program import program
+from trainer.runtime.program import program, quiet_pipe
 
 USAGE = """\
 usage: {program} RECIPE --output DIR [--section.field VALUE ...]
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(printable_lines(f"error: {error}"), file=sys.stderr)
         return 2
     try:
-        from trainer.config.fit_to_log import choose_split, choose_validation, unsaid
+        from trainer.config.fit_to_log import check_schema, choose_split, choose_validation, unsaid
         from trainer.run_dir import note_changes
         from trainer.runtime.exit_codes import exit_code
         from trainer.runtime.runtime import start
@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runtime = start(config.runtime)
         chosen, note = choose_split(config, unsaid(base.data, overrides), output)
         chosen, validation = choose_validation(chosen, output)
+        check_schema(chosen)
         for line in filter(None, (note, validation)):
             if runtime.is_first:
                 print(f"note: {printable(line)}", file=sys.stderr, flush=True)
@@ -149,4 +150,4 @@ def show_settings(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

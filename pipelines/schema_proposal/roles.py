@@ -126,7 +126,8 @@ def _assign_labels(roles: Roles, sample: Sample, choices: Choices) -> None:
         alone = ", and if the files are not of one log, pass those that are" if differ else ""
         raise ValueError(
             "no column holds 0 and 1 and nothing else, so there is no label: expected one such "
-            f"column in every file; name it with --label{alone}. Columns: {list(roles.columns)}"
+            f"column in every file; name it with --label{alone}, or add one (of a rating: 1 where "
+            f"it is 4 or more). Columns: {list(roles.columns)}"
             f"{unread}"
         )
     for name in labels:

@@ -3,13 +3,14 @@
 
 With a schema and a path alone a run should start. So what a recipe says of tables and fields that
 the schema lacks is dropped, a stream is made as long as the longest history, and where no days are
-chosen, or only the recipe's and the log has none of them, the last day tests. Whatever the command
-line says itself is taken as it is.
+chosen, or only the recipe's and the log has none of them, the last day tests, or as many of the
+last days as hold enough rows. Whatever the command line says itself is taken as it is.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,19 @@ from typing import Any
 from embeddings.schema.schema import Schema
 from models.tower import StreamTowerConfig
 from trainer.config.config import DataConfig, TrainConfig
-from trainer.data.files import days_of
+from trainer.data.files import column_names, days_of, last_days
 from trainer.data.splits import days_within, parse_days, parse_rows
 from trainer.runtime.atomic_files import read_json
+from trainer.runtime.printable import printable
 
 _CHOICES = ("train_days", "test_days", "train_rows", "test_rows")
 _TEST_SHARE = 0.2
+# So many of the last days test as hold so many rows, or such a share of the log's rows.
+_TEST_ROWS, _LEAST_TEST_SHARE = 10_000, 0.05
 # The rows that early stopping takes from training, and their share where there is one day.
 _VALIDATION = ("train_days", "train_rows", "validation_days", "validation_rows")
 _VALIDATION_SHARE = 0.1
+_NAMES_SHOWN = 8
 
 
 def fit_recipe(config: TrainConfig, schema: Schema) -> TrainConfig:
@@ -65,6 +70,31 @@ def fit_recipe(config: TrainConfig, schema: Schema) -> TrainConfig:
             model, tower=dataclasses.replace(model.tower, max_length=length)
         )
     return dataclasses.replace(config, schema=schema, sparse=sparse, model=model)
+
+
+def check_schema(config: TrainConfig) -> None:
+    """Check that a log which is read by a recipe's own schema has the columns of that schema.
+
+    Raises:
+        ValueError: it lacks some; most likely the log's own schema was forgotten.
+    """
+    if config.data.schema or not config.data.path:
+        return
+    held, needed = column_names(config.data.path), list(config.schema.columns)
+    missing = [name for name in needed if name not in held]
+    if held and missing:
+        raise ValueError(
+            f"data.schema: the log lacks {len(missing)} of the {len(needed)} columns that the "
+            f"schema of recipe {config.recipe} names ({_listed(missing)}); it has {_listed(held)}. "
+            f"Pass the schema of this log by --data.schema FILE; `python -m pipelines.schema "
+            f"{shlex.quote(config.data.path)} --output schema.yaml` proposes one"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    shown = ", ".join(printable(name) for name in names[:_NAMES_SHOWN])
+    return shown + (f" and {more} more" if more > 0 else "")
 
 
 def choose_split(config: TrainConfig, recipe: DataConfig, output: Path) -> tuple[TrainConfig, str]:
@@ -201,7 +231,11 @@ def _missing(data: DataConfig, days: Sequence[str]) -> dict[str, str]:
         start, stop = parse_rows(data.test_rows)
         return {"train_rows": f"0:{start:g}"} if start > 0 else {"train_rows": f"{stop:g}:1"}
     if len(days) > 1:
-        return {"train_days": f"{days[0]}:{days[-2]}", "test_days": days[-1]}
+        tested = last_days(data.path, days, _TEST_ROWS, _LEAST_TEST_SHARE)
+        rest = days[: max(len(days) - len(tested), 1)]
+        tested = days[len(rest) :]
+        test = tested[0] if len(tested) == 1 else f"{tested[0]}:{tested[-1]}"
+        return {"train_days": f"{rest[0]}:{rest[-1]}", "test_days": test}
     cut = f"{1 - _TEST_SHARE:g}"
     return {"train_rows": f"0:{cut}", "test_rows": f"{cut}:1"}
 

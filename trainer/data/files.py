@@ -157,6 +157,52 @@ def days_of(path: str | Path) -> list[str]:
     return sorted({day for _, day in _list_files(Path(path))})
 
 
+def last_days(path: str | Path, days: Sequence[str], least_rows: int, share: float) -> list[str]:
+    """Return the last of `days` that together hold enough rows to test on; at least one day.
+
+    Enough is `least_rows`, or `share` of the rows of all `days` if that is less. A log with large
+    days costs the footers of one day. Where a footer cannot be read, the last day is returned.
+
+    Args:
+        path: the log.
+        days: days of it, in order.
+        least_rows: rows that are enough in any case.
+        share: of the rows of all days that is enough.
+    """
+    files: dict[str, list[str]] = {}
+    for name, day in _list_files(Path(path)):
+        files.setdefault(day, []).append(name)
+
+    def rows(day: str) -> int:
+        return sum(pq.read_metadata(openable(name)).num_rows for name in files[day])
+
+    try:
+        if rows(days[-1]) >= least_rows:
+            return [days[-1]]
+        with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
+            counts = [*pool.map(rows, days)]
+    except (pa.ArrowException, OSError):
+        return [days[-1]]
+    enough, chosen = min(least_rows, share * sum(counts)), 0
+    for number, count in enumerate(reversed(counts), start=1):
+        chosen += count
+        if chosen >= enough:
+            return list(days[-number:])
+    return list(days)
+
+
+def column_names(path: str | Path) -> list[str]:
+    """Return the columns of a log's first file, none if it cannot be read.
+
+    Raises:
+        ValueError: there is no file.
+    """
+    try:
+        return pq.read_schema(openable(_list_files(Path(path))[0][0])).names
+    except (pa.ArrowException, OSError):
+        return []
+
+
 def keep_rows(files: Sequence[LogFile], shares: tuple[float, float]) -> tuple[LogFile, ...]:
     """Keep the rows from share to share (0 to 1) of all rows in the files' order.
 

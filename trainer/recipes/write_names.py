@@ -9,6 +9,7 @@ import sys
 from trainer.config.names import FILE, Names
 from trainer.config.overrides import Kind, setting_kinds
 from trainer.recipes.load import recipes
+from trainer.runtime.program import quiet_pipe
 
 
 def generate() -> str:
@@ -38,4 +39,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(quiet_pipe(main))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a command is called in its help and messages, and how it refuses its words.
+"""What a command is called, how it refuses its words, and how it ends when nobody reads it.
 
 The same programs run as modules (`python -m trainer.train`) and as words of the installed command
 (`fullrank train`). A message names the form that the user typed.
@@ -8,9 +8,11 @@ The same programs run as modules (`python -m trainer.train`) and as words of the
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +22,8 @@ from trainer.runtime.printable import printable
 COMMAND = "fullrank"
 _UNKNOWN = "unrecognized arguments: "
 _NO_CHOICE = re.compile(r"invalid choice: (.+?) \(choose from (.*)\)$", re.DOTALL)
+# What a shell reports of a program that SIGPIPE (13) has ended.
+_PIPE_CLOSED = 128 + 13
 
 
 def program(module: str, *words: str) -> str:
@@ -60,3 +64,32 @@ class Parser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction):
                 for parser in action.choices.values():
                     yield from parser._options()
+
+
+def quiet_pipe(main: Callable[[], int]) -> int:
+    """Return the exit code of `main`, and end without a trace where its reader has gone.
+
+    So `... --help | head` prints its lines and nothing else. The exit code is then 141, as of any
+    program that the system ends for this reason.
+
+    Args:
+        main: prints to standard output; may raise SystemExit, as argparse does.
+    """
+    try:
+        try:
+            return main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_unread():
+            raise
+        # The interpreter flushes standard output once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+
+
+def _is_unread() -> bool:
+    """Return whether standard output is a pipe whose reader has closed it."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -5,12 +5,20 @@ import dataclasses
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from embeddings.schema.schema import Label, Schema, SparseFeature, Table
 from trainer.checkpoint.early_stopping import EarlyStoppingConfig
 from trainer.config.config import DataConfig
-from trainer.config.fit_to_log import choose_split, choose_validation, fit_recipe, unsaid
+from trainer.config.fit_to_log import (
+    check_schema,
+    choose_split,
+    choose_validation,
+    fit_recipe,
+    unsaid,
+)
 from trainer.recipes.load import load_recipe
 
 SCHEMA = Schema(
@@ -191,3 +199,43 @@ def test_validation_rows_that_are_chosen_stay():
         early_stopping=EarlyStoppingConfig(patience=2),
     )
     assert choose_validation(config, Path("run")) == (config, "")
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(
+        pa.table({"a": pa.nulls(rows, pa.int64()), "b": pa.nulls(rows, pa.int8())}), path
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "tested"),
+    [
+        ([100, 100, 100, 100], "2026-01-04"),
+        ([50_000] * 27 + [20_000], "2026-01-28"),  # a day of a large log is enough
+        ([1_000] * 26 + [20, 10], "2026-01-25:2026-01-28"),  # a long tail of days is not
+        ([1_000, 0], "2026-01-02"),
+        ([1, 1_000_000], "2026-01-02"),
+    ],
+    ids=["even days", "large days", "a long tail", "an empty last day", "nearly all at the end"],
+)
+def test_as_many_of_the_last_days_test_as_hold_enough_rows(counts, tested, tmp_path):
+    for number, rows in enumerate(counts, start=1):
+        write(tmp_path / f"dt=2026-01-{number:02}" / "a.parquet", rows)
+    (train, test, _, _), note = split(tmp_path, "dlrm.frappe")
+    assert test == tested and train.startswith("2026-01-01:") and test in note
+    assert train.split(":")[1] < test.split(":")[0]
+
+
+def test_a_log_without_the_recipes_columns_is_refused_with_the_setting_that_was_forgotten(tmp_path):
+    write(tmp_path / "dt=2026-01-01" / "a.parquet", 3)
+    config = load_recipe("dlrm.demo")
+    config = dataclasses.replace(config, data=DataConfig(path=str(tmp_path)))
+    with pytest.raises(
+        ValueError, match=r"data\.schema: the log lacks .* it has a, b\. Pass"
+    ) as refused:
+        check_schema(config)
+    assert f"python -m pipelines.schema {tmp_path} --output schema.yaml" in str(refused.value)
+    own = dataclasses.replace(config.data, schema="mine.yaml")
+    check_schema(dataclasses.replace(config, data=own))
+    check_schema(dataclasses.replace(config, data=DataConfig()))
