@@ -21,7 +21,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from embeddings.schema.lifetime import MISSING_ID
 from embeddings.schema.schema import Schema
 from models.batch import Batch
-from trainer.data.collator import BatchArrays, Collator
+from trainer.data.block import BatchArrays
+from trainer.data.collator import Collator
 
 
 def to_batch(

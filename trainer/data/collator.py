@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Arrow records -> NumPy arrays of a batch; runs in a loader's worker, without TorchRec.
+"""Arrow records -> rows of tables and NumPy arrays; runs in a loader's worker, without TorchRec.
 
-All arithmetic works on whole columns. The only Python loops run over the columns of the schema. The
-values of a batch are concatenated once. `Collator` precomputes what follows from the schema.
+All arithmetic works on whole columns. The only Python loops run over the columns of the schema.
+What several features need of one column (its hashes, its lists) is worked out once.
 
 Shapes: B rows, F sparse features, C dense features, K labels, N values of all lists, E table rows.
 """
@@ -11,66 +11,29 @@ from __future__ import annotations
 
 import collections
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from embeddings.schema.lifetime import MISSING_ID
 from embeddings.schema.schema import Schema, SparseFeature
-from trainer.data.columns import (
-    Lists,
-    RowError,
-    check_columns,
-    read_lists,
-    to_integers,
-)
+from trainer.data.block import BatchArrays
+from trainer.data.columns import Lists, RowError, Values, check_columns, read_lists
 from trainer.data.hashing import mix64
+from trainer.data.rows import ACTIONS, LayoutKey, Part, Rows, cut, layout_of
 from trainer.data.transforms import (
     HOURS_OF,
     dense_matrix,
     dynamic_ids,
     id_factors,
     label_matrices,
-    middle_day,
     table_rows,
+    to_days,
 )
 
 # More batches than any pipeline takes ahead.
 _AHEAD = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchArrays:
-    """A batch as NumPy arrays: the fields of `Batch`, with `sparse` as its values and lengths.
-
-    Attributes:
-        values: (N,) int64 table rows (ids where the table is dynamic), feature by feature.
-        factors: (N,) float32 factors of the vectors; (0,) if no feature has weights.
-        lengths: (F, B) int32.
-        dense: (B, C) float32; null is NaN.
-        labels: (B, K) float32 in {0, 1}.
-        weights: (B, K) float32; 0 where a label is null.
-        groups: (B,) int64 mixed user ids; zeros if the schema names no user.
-        actions: int64 past actions, one per item of the history that has them; (0,) if none has.
-        day: (1,) int64 days since the epoch.
-    """
-
-    values: np.ndarray
-    factors: np.ndarray
-    lengths: np.ndarray
-    dense: np.ndarray
-    labels: np.ndarray
-    weights: np.ndarray
-    groups: np.ndarray
-    actions: np.ndarray
-    day: np.ndarray
-
-    def fields(self) -> tuple[np.ndarray, ...]:
-        """Return the arrays in the order of their declaration."""
-        return (
-            *(self.values, self.factors, self.lengths, self.dense, self.labels),
-            *(self.weights, self.groups, self.actions, self.day),
-        )
 
 
 class Collator:
@@ -87,37 +50,18 @@ class Collator:
     def __init__(self, schema: Schema):
         self.schema = schema
         self._checked: pa.Schema | None = None
-        self._rows = {table.name: table.num_embeddings for table in schema.tables}
+        self._names, self._histories = schema.columns, schema.histories
+        self._sizes = {table.name: table.num_embeddings for table in schema.tables}
         self._dynamic = {table.name for table in schema.tables if table.dynamic}
-        hashed = [
-            f
-            for f in schema.sparse
-            if f.kind == "id"
-            and f.transform == "hash"
-            and not f.position
-            and f.table not in self._dynamic
-        ]
-        self._hashed = {feature.name: i for i, feature in enumerate(hashed)}
-        divisors = [self._rows[feature.table] - 1 for feature in hashed]
-        self._divisors = np.array(divisors, np.uint64).reshape(-1, 1)  # (F', 1)
-        self._hashed_features = hashed
-        self._actions = next(
-            (
-                (h, schema.history_actions[h])
-                for h in schema.histories
-                if h in schema.history_actions
-            ),
-            None,
-        )
         for feature in schema.sparse:
             needed = HOURS_OF.get(feature.transform, 0) + 1
-            if self._rows[feature.table] < needed:
+            if self._sizes[feature.table] < needed:
                 raise ValueError(
                     f"sparse feature {feature.name!r}: transform {feature.transform!r} needs a "
-                    f"table of at least {needed} rows, got {self._rows[feature.table]} in table "
+                    f"table of at least {needed} rows, got {self._sizes[feature.table]} in table "
                     f"{feature.table!r}"
                 )
-        for history, features in schema.histories.items():
+        for history, features in self._histories.items():
             if len({feature.max_length for feature in features}) > 1:
                 limits = {feature.name: feature.max_length for feature in features}
                 raise ValueError(
@@ -126,136 +70,202 @@ class Collator:
                 )
 
     def __call__(
-        self,
-        records: pa.RecordBatch | pa.Table,
-        counts: Counter[str] | None = None,
-        day: int = 0,
+        self, records: pa.RecordBatch | pa.Table, counts: Counter[str] | None = None
     ) -> BatchArrays:
-        """Convert B rows to arrays, as `to_batch` does; `day` is used if there is no timestamp."""
-        schema, num_rows = self.schema, records.num_rows
+        """Convert B rows to the arrays of one batch, as `to_batch` does."""
+        rows = Rows.empty(self.schema, records.num_rows)
+        self.convert(records, rows)
+        block = cut(rows, None, max(records.num_rows, 1))
+        if counts is not None:
+            counts.update(block.counts[0])
+        return block.arrays()[0]
+
+    def convert(self, records: pa.RecordBatch | pa.Table, rows: Rows) -> None:
+        """Convert records to the next of `rows`.
+
+        Raises:
+            ValueError: a column is missing or has a wrong type.
+            RowError: as `to_batch` says; `row` is a position in `records`.
+        """
+        schema = self.schema
         if self._checked is None or not self._checked.equals(records.schema):
             check_columns(records.schema, schema, "records")
             self._checked = records.schema
-        columns = {name: _one_array(records.column(name)) for name in schema.columns}
-        for name in (schema.user, schema.timestamp):
-            if name and columns[name].null_count:
-                row = int(np.argmax(columns[name].is_null().to_numpy(zero_copy_only=False)))
-                what = "user" if name == schema.user else "timestamp"
-                raise RowError(f"column {name!r} ({what}): expected no nulls, got a null", row)
-        values: list[np.ndarray] = [np.empty(0, np.int64)]
-        lengths = np.ones((len(schema.sparse), num_rows), np.int32)  # (F, B)
-        hashed = self._hash_ids(columns, num_rows)  # (F', B)
-        lists: dict[str, Lists] = {}
-        for i, feature in enumerate(schema.sparse):
-            if feature.name in self._hashed:
-                values.append(hashed[self._hashed[feature.name]])
-                continue
+        columns = {name: Values(_one_array(records.column(name))) for name in self._names}
+        for name, what in ((schema.user, "user"), (schema.timestamp, "timestamp")):
+            if name and columns[name].array.null_count:
+                nulls = columns[name].array.is_null().to_numpy(zero_copy_only=False)
+                message = f"column {name!r} ({what}): expected no nulls, got a null"
+                raise RowError(message, int(np.argmax(nulls)))
+        here = slice(rows.filled, rows.filled + records.num_rows)
+        lists = _ListColumns(columns)
+        self._convert_lists(lists, rows)
+        ids = (feature for feature in schema.sparse if feature.kind == "id")
+        for out, feature in zip(rows.ids, ids, strict=True):
+            out[here] = self._id_rows(feature, columns, lists, rows)
+        if schema.labelled:
+            label_matrices(schema.labels, columns, rows.labels[here], rows.weights[here])
+        dense_matrix(schema.dense, columns, rows.dense[here])
+        if schema.user:
+            rows.groups[here] = mix64(columns[schema.user].integers("user")[0]).view(np.int64)
+        if schema.timestamp:
+            rows.days[here] = to_days(columns[schema.timestamp])
+        rows.filled += records.num_rows
+
+    def _convert_lists(self, lists: _ListColumns, rows: Rows) -> None:
+        """Convert the features that are lists, and past actions."""
+        schema, first = self.schema, dict[LayoutKey, Lists]()
+        for feature in schema.sparse:
             if feature.kind == "id":
-                size, column = self._rows[feature.table], columns[feature.column]
-                if feature.transform == "length":
-                    values.append(np.minimum(read_lists(column).lengths, size - 2) + 1)
-                    continue
-                if feature.position:
-                    column = read_lists(column).at(feature.position)
-                values.append(
-                    dynamic_ids(feature, column)
-                    if feature.table in self._dynamic
-                    else table_rows(feature, column, size, counts)
-                )
                 continue
-            full = read_lists(columns[feature.column])
-            self._check_history(feature.history, feature.column, full, lists)
-            newest = full.newest(feature.max_length)
-            values.append(self._list_rows(feature, newest, counts))
-            lengths[i] = newest.lengths  # (B,)
-        read = schema.labels if schema.labelled else ()
-        labels, weights = label_matrices(read, columns, num_rows)
-        if not schema.labelled:
-            labels = weights = np.zeros((num_rows, len(schema.labels)), np.float32)
-        return BatchArrays(
-            values=np.concatenate(values),
-            factors=id_factors(schema, columns, lengths)
-            if schema.has_weights
-            else np.empty(0, np.float32),
-            lengths=lengths,
-            dense=dense_matrix(schema.dense, columns, num_rows),
-            labels=labels,
-            weights=weights,
-            groups=self._groups(columns, num_rows),
-            actions=self._read_actions(columns, lists),
-            day=np.array([middle_day(columns[schema.timestamp]) if schema.timestamp else day]),
-        )
+            full, key = lists.full(feature.column), layout_of(feature)
+            if key not in first:
+                first[key] = full
+                newest = lists.newest(feature.column, feature.max_length)
+                rows.lengths.setdefault(key, []).append(newest[0].lengths)
+            _check_aligned(feature.history, feature.column, full, first[key])
+            factors = None
+            if schema.has_weights:
+                weights = lists.full(feature.weights) if feature.weights else None
+                factors = id_factors(feature, full, weights)
+            values = self._list_rows(feature, lists, rows)
+            rows.lists.setdefault(feature.name, []).append(Part(values, factors))
+        for history, features in self._histories.items():
+            if column := schema.history_actions.get(history):
+                _check_aligned(history, column, lists.full(column), first[history, 0])
+                actions = self._past_actions(history, column, lists, features[0].max_length)
+                rows.lists.setdefault(ACTIONS, []).append(Part(actions))
+                return  # of the first history that has any
 
-    def _hash_ids(self, columns: dict[str, pa.Array], num_rows: int) -> np.ndarray:
-        """Return the (F', B) table rows of the F' hashed `id` features, mixed all at once."""
-        ids = np.empty((len(self._hashed_features), num_rows), np.int64)
-        missing = []
-        for i, feature in enumerate(self._hashed_features):
-            ids[i], nulls = to_integers(columns[feature.column], f"sparse feature {feature.name!r}")
-            if nulls is not None:
-                missing.append((i, nulls))
-        rows = mix64(ids)  # (F', B) uint64
-        rows %= self._divisors
-        rows += np.uint64(1)
-        for i, nulls in missing:
-            rows[i, nulls] = 0
-        return rows.view(np.int64)
-
-    def _list_rows(
-        self, feature: SparseFeature, lists: Lists, counts: Counter[str] | None
-    ) -> np.ndarray:
-        """Return the table rows of the values of `lists`."""
+    def _list_rows(self, feature: SparseFeature, lists: _ListColumns, rows: Rows) -> np.ndarray:
+        """Return the table rows of a feature's newest values."""
+        source = self._source(feature)
+        known = lists.rows.get(source)
+        if known is not None and known.max_length == feature.max_length:
+            return known.rows
+        newest, values = lists.newest(feature.column, feature.max_length)
+        outside: list[np.ndarray] = []
         try:
-            if feature.table in self._dynamic:
-                return dynamic_ids(feature, lists.values())
-            return table_rows(feature, lists.values(), self._rows[feature.table], counts)
+            found = self._rows_of(feature, values, outside)
         except RowError as error:
-            raise RowError(error.message, lists.row_of(error.row)) from error
+            raise RowError(error.message, newest.row_of(error.row)) from error
+        rows.outside += [(feature.name, rows.filled + newest.rows_of(places)) for places in outside]
+        if feature.transform != "identity":
+            lists.rows[source] = _Known(found, newest.lengths, feature.max_length)
+        return found
 
-    def _check_history(
-        self, history: str, column: str, lists: Lists, seen: dict[str, Lists]
-    ) -> None:
-        """Check that the lists of one history have equal lengths.
+    def _id_rows(
+        self,
+        feature: SparseFeature,
+        columns: dict[str, Values],
+        lists: _ListColumns,
+        rows: Rows,
+    ) -> np.ndarray:
+        """Return the (B,) table rows of a feature of kind `id`."""
+        if feature.transform == "length":
+            lengths = lists.full(feature.column).lengths
+            return np.minimum(lengths, self._sizes[feature.table] - 2) + 1
+        values = columns[feature.column]
+        if feature.position:
+            known = lists.rows.get(self._source(feature))
+            if known is not None and -feature.position <= known.max_length:
+                return known.at(
+                    feature.position, MISSING_ID if feature.table in self._dynamic else 0
+                )
+            values = Values(lists.full(feature.column).at(feature.position))
+        outside: list[np.ndarray] = []
+        found = self._rows_of(feature, values, outside)
+        rows.outside += [(feature.name, rows.filled + places) for places in outside]
+        return found
 
-        Args:
-            history: name of the history; empty for a list outside any.
-            column: name of the column, for the message.
-            lists: its lists.
-            seen: the first lists of each history, filled here.
-        """
-        first = seen.setdefault(history, lists)
-        unequal = first.lengths != lists.lengths
-        if history and unequal.any():
-            row = int(np.argmax(unequal))
-            raise RowError(
-                f"column {column!r}: expected {first.lengths[row]} values, as the other lists "
-                f"of history {history!r} have, got {lists.lengths[row]}",
-                row,
-            )
+    def _rows_of(
+        self, feature: SparseFeature, values: Values, outside: list[np.ndarray]
+    ) -> np.ndarray:
+        """Return the table rows of values; `outside` gains positions that are to be counted."""
+        if feature.table in self._dynamic:
+            return dynamic_ids(feature, values)
+        return table_rows(feature, values, self._sizes[feature.table], outside)
 
-    def _groups(self, columns: dict[str, pa.Array], num_rows: int) -> np.ndarray:
-        """Return the (B,) mixed user ids."""
-        if not self.schema.user:
-            return np.zeros(num_rows, np.int64)
-        return mix64(to_integers(columns[self.schema.user], "user")[0]).view(np.int64)
+    def _source(self, feature: SparseFeature) -> _Source:
+        """Return all that table rows depend on, beside values and policy."""
+        dynamic = feature.table in self._dynamic
+        size = 0 if dynamic else self._sizes[feature.table]
+        return (feature.column, feature.transform, size)
 
-    def _read_actions(self, columns: dict[str, pa.Array], seen: dict[str, Lists]) -> np.ndarray:
-        """Return the int64 past actions of the first history that has any; null becomes 0."""
-        if self._actions is None:
-            return np.empty(0, np.int64)
-        history, column = self._actions
-        lists = read_lists(columns[column])
-        self._check_history(history, column, lists, seen)
-        lists = lists.newest(self.schema.histories[history][0].max_length)
-        actions, _ = to_integers(lists.values(), f"actions of history {history!r}")
+    def _past_actions(
+        self, history: str, column: str, lists: _ListColumns, max_length: int
+    ) -> np.ndarray:
+        """Return the int64 past actions of a history; null becomes 0."""
+        newest, values = lists.newest(column, max_length)
+        actions, _ = values.integers(f"actions of history {history!r}")
         bad = (actions < 0) | (actions >= 1 << len(self.schema.labels))
         if bad.any():
             raise RowError(
                 f"column {column!r}: expected actions in [0, {(1 << len(self.schema.labels)) - 1}] "
                 f"(one bit a label), got {actions[bad][0]}",
-                lists.row_of(int(np.argmax(bad))),
+                newest.row_of(int(np.argmax(bad))),
             )
-        return np.array(actions)  # a copy: Arrow's memory is read-only
+        return actions
+
+
+# A column, a transform and the rows of a table (0 if it is dynamic).
+_Source = tuple[str, str, int]
+
+
+class _Known(NamedTuple):
+    """Table rows (N,) of the newest `max_length` values of lists, and the lists' lengths (B,)."""
+
+    rows: np.ndarray
+    lengths: np.ndarray
+    max_length: int
+
+    def at(self, position: int, missing: int) -> np.ndarray:
+        """Return the (B,) table rows at `position` (-1 the newest); `missing` in shorter lists."""
+        present = self.lengths >= -position
+        if not len(self.rows):
+            return np.full(len(present), missing)
+        places = np.cumsum(self.lengths) + position
+        return np.where(present, self.rows.take(places, mode="clip"), missing)
+
+
+class _ListColumns:
+    """The list columns of some records; each is read once.
+
+    Attributes:
+        rows: table rows that are known, by what they depend on.
+    """
+
+    def __init__(self, columns: dict[str, Values]):
+        self.rows: dict[_Source, _Known] = {}
+        self._columns = columns
+        self._full: dict[str, Lists] = {}
+        self._newest: dict[tuple[str, int], tuple[Lists, Values]] = {}
+
+    def full(self, column: str) -> Lists:
+        """Return the lists of a column."""
+        if column not in self._full:
+            self._full[column] = read_lists(self._columns[column].array)
+        return self._full[column]
+
+    def newest(self, column: str, max_length: int) -> tuple[Lists, Values]:
+        """Return lists of the last `max_length` values, and those values end to end."""
+        key = (column, max_length)
+        if key not in self._newest:
+            lists = self.full(column).newest(max_length)
+            self._newest[key] = (lists, Values(lists.values()))
+        return self._newest[key]
+
+
+def _check_aligned(history: str, column: str, lists: Lists, first: Lists) -> None:
+    """Check that the lists of a column are as long as the first ones of their history."""
+    unequal = first.lengths != lists.lengths
+    if unequal.any():
+        row = int(np.argmax(unequal))
+        raise RowError(
+            f"column {column!r}: expected {first.lengths[row]} values, as the other lists "
+            f"of history {history!r} have, got {lists.lengths[row]}",
+            row,
+        )
 
 
 def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -236,6 +236,8 @@ def to_floats(array: pa.Array) -> np.ndarray:
     """Convert N numbers to float64, null to NaN."""
     if pa.types.is_floating(array.type) and not array.null_count:
         return array.to_numpy().astype(np.float64, copy=False)
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
     return array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
 
 
@@ -255,6 +257,37 @@ def _whole_numbers(
             row,
         )
     return values.astype(np.int64), missing if missing.any() else None
+
+
+class Values:
+    """N values of a column, each kind of number worked out at most once.
+
+    Args:
+        array: the values.
+    """
+
+    def __init__(self, array: pa.Array):
+        self.array = array
+        self._integers: tuple[np.ndarray, np.ndarray | None] | None = None
+        self._floats: np.ndarray | None = None
+
+    def integers(self, owner: str) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return int64 and a mask of nulls, not to be changed; as `to_integers`."""
+        if self._integers is None:
+            self._integers = to_integers(self.array, owner)
+        return self._integers
+
+    def floats(self) -> np.ndarray:
+        """Return float64, not to be changed; as `to_floats`."""
+        if self._floats is None:
+            self._floats = to_floats(self.array)
+        return self._floats
+
+    @property
+    def are_integers(self) -> bool:
+        """Whether the column holds integers that int64 can tell apart."""
+        type_ = self.array.type
+        return pa.types.is_integer(type_) and not pa.types.is_uint64(type_)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +326,11 @@ class Lists:
 
     def row_of(self, value: int) -> int:
         """Return the row that holds the `value`-th of all values."""
-        return int(np.searchsorted(np.cumsum(self.lengths), value, side="right"))
+        return int(self.rows_of(value))
+
+    def rows_of(self, values: np.ndarray | int) -> np.ndarray:
+        """Return the rows that hold some of all values, given by their positions."""
+        return np.searchsorted(np.cumsum(self.lengths), values, side="right")
 
 
 def read_lists(array: pa.Array) -> Lists:

@@ -101,7 +101,11 @@ def to_rows(ids: np.ndarray | pa.Array, num_embeddings: int) -> np.ndarray:
     Row = 1 + mix64(id) % (E - 1); a null of an Arrow array is row 0, the row of missing ids.
     """
     if isinstance(ids, np.ndarray):
-        rows = mix64(ids) % np.uint64(num_embeddings - 1)
+        rows, divisor = mix64(ids), np.uint64(num_embeddings - 1)
+        # NumPy has vector instructions for a quotient by one number, and none for the remainder.
+        whole = rows // divisor
+        whole *= divisor
+        rows -= whole
         rows += np.uint64(1)
         return rows.view(np.int64)
     rows = to_rows(ids.fill_null(0).to_numpy(), num_embeddings)
@@ -136,7 +140,8 @@ def permutation(num_items: int, *key: int) -> np.ndarray:
     for part in key:
         state = mix64(state + _PRIME_1 + np.array([part], np.int64).view(np.uint64))
     steps = np.arange(1, num_items + 1, dtype=np.uint64)  # (num_items,)
-    return np.argsort(mix64(state + steps * np.uint64(0x9E3779B97F4A7C15)), kind="stable")
+    # Two steps never mix to one number, so every way of sorting gives the same permutation.
+    return np.argsort(mix64(state + steps * np.uint64(0x9E3779B97F4A7C15)))
 
 
 def _xxh64(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

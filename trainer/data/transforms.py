@@ -10,8 +10,8 @@ Shapes: N values, E table rows, B rows, F sparse features, C dense features, K l
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from embeddings.schema.lifetime import MISSING_ID
 from embeddings.schema.schema import DenseFeature, Label, Schema, SparseFeature
-from trainer.data.columns import RowError, read_lists, to_floats, to_integers
+from trainer.data.columns import Lists, RowError, Values, to_floats
 from trainer.data.files import LogFile, RowInterval
 from trainer.data.hashing import to_rows
 from trainer.data.reader import LogReader
@@ -31,31 +31,37 @@ _UNITS_PER_HOUR = {"s": 3_600, "ms": 3_600_000, "us": 3_600_000_000, "ns": 3_600
 _DAYS_SINCE_MONDAY = 3  # 1970-01-01 was a Thursday
 # Gives the mean a standard error of 0.4 % of a deviation; takes a second to read.
 _MOMENT_ROWS = 65_536
+_SMALL = 1 << 14
 
 
 def table_rows(
-    feature: SparseFeature, array: pa.Array, num_embeddings: int, counts: Counter[str] | None = None
+    feature: SparseFeature,
+    values: Values,
+    num_embeddings: int,
+    outside: list[np.ndarray] | None = None,
 ) -> np.ndarray:
     """Map N values of a column to N int64 rows of a table of E = `num_embeddings` rows.
 
     Args:
         feature: names the transform and the out-of-range policy.
-        array: N values; null maps to row 0.
+        values: N values; null maps to row 0.
         num_embeddings: E, rows of the table.
-        counts: if given, gains the number of values that policy `count` sent to row 0.
+        outside: if given, gains the positions of the values that policy `count` sent to row 0.
 
     Raises:
-        RowError: a value cannot be mapped; `row` is its position in `array`.
+        RowError: a value cannot be mapped; `row` is its position in `values`.
     """
+    owner = f"sparse feature {feature.name!r}"
     if feature.transform in _BUCKETS:
-        return _buckets(feature.transform, to_floats(array), num_embeddings)
-    ids, missing = to_integers(array, f"sparse feature {feature.name!r}")
+        return _buckets(feature.transform, values, owner, num_embeddings)
+    ids, missing = values.integers(owner)
     if feature.transform == "hash":
         rows = to_rows(ids, num_embeddings)
     elif feature.transform == "identity":
-        rows = _identity(feature, ids, missing, num_embeddings, counts)
+        rows = _identity(feature, ids, missing, num_embeddings, outside)
     else:
-        unit = array.type.unit if pa.types.is_timestamp(array.type) else "ms"
+        type_ = values.array.type
+        unit = type_.unit if pa.types.is_timestamp(type_) else "ms"
         hours = ids // _UNITS_PER_HOUR[unit]
         if feature.transform == "hour_of_week":
             hours = hours + 24 * _DAYS_SINCE_MONDAY
@@ -65,18 +71,18 @@ def table_rows(
     return rows
 
 
-def dynamic_ids(feature: SparseFeature, array: pa.Array) -> np.ndarray:
+def dynamic_ids(feature: SparseFeature, values: Values) -> np.ndarray:
     """Return the N int64 ids of a column of a dynamic table; null becomes `MISSING_ID`.
 
     Raises:
-        RowError: a value is no id; `row` is its position in `array`.
+        RowError: a value is no id; `row` is its position in `values`.
     """
-    ids, missing = to_integers(array, f"sparse feature {feature.name!r}")
+    ids, missing = values.integers(f"sparse feature {feature.name!r}")
     return ids if missing is None else np.where(missing, MISSING_ID, ids)
 
 
-def id_factors(schema: Schema, columns: dict[str, pa.Array], lengths_FB: np.ndarray) -> np.ndarray:
-    """Return the (N,) float32 factors by which the vectors of N ids are multiplied before summing.
+def id_factors(feature: SparseFeature, ids: Lists, weights: Lists | None) -> np.ndarray:
+    """Return the (N,) float32 factors by which the vectors of a feature's N ids are multiplied.
 
     A factor is the id's weight, or 1 where the feature has none. Where a bag takes the mean, it is
     divided by the number of ids in the list. Ids that are not pooled have factor 1.
@@ -85,116 +91,107 @@ def id_factors(schema: Schema, columns: dict[str, pa.Array], lengths_FB: np.ndar
     the sum of weights in a row-wise sharded table, but by the number of ids in a whole one.
 
     Args:
-        schema: sparse features in the order of the values.
-        columns: columns of B rows, by name.
-        lengths_FB: (F, B) lengths of the lists after truncation to the newest ids.
+        feature: a bag or a sequence.
+        ids: its lists, whole.
+        weights: the lists of the weights, whole, if the feature has any.
 
     Raises:
         RowError: a list has more or fewer weights than ids, or a weight is not finite.
     """
-    parts = [np.empty(0, np.float32)]
-    for feature, lengths_B in zip(schema.sparse, lengths_FB, strict=True):
-        if feature.weights:
-            factors = _weights(feature, columns)
-        else:
-            factors = np.ones(int(lengths_B.sum()), np.float32)
-        if feature.kind == "bag" and feature.pooling == "mean":
-            # (N_f,): each value is divided by the length of its own list.
-            factors = factors / np.repeat(lengths_B, lengths_B).astype(np.float32)
-        parts.append(factors)
-    return np.concatenate(parts)
+    lengths = np.minimum(ids.lengths, feature.max_length)  # (B,)
+    if weights is None:
+        factors = np.ones(int(lengths.sum()), np.float32)
+    else:
+        factors = _weights(feature, ids, weights)
+    if feature.kind == "bag" and feature.pooling == "mean":
+        # (N,): each value is divided by the length of its own list.
+        factors = factors / np.repeat(lengths, lengths).astype(np.float32)
+    return factors
 
 
-def middle_day(times: pa.Array) -> int:
-    """Return the day, since the epoch, of the median of N times (milliseconds or timestamps).
-
-    The median keeps one row with a wrong date from moving the clock of a table.
-    """
-    if not len(times):
-        return 0
-    days = to_days(times)
-    middle = (len(days) - 1) // 2
-    return int(np.partition(days, middle)[middle])
-
-
-def to_days(times: pa.Array) -> np.ndarray:
+def to_days(times: Values) -> np.ndarray:
     """Return the days, since the epoch, of N times (milliseconds or timestamps); null is day 0."""
-    unit = times.type.unit if pa.types.is_timestamp(times.type) else "ms"
-    return to_integers(times, "timestamp")[0] // (24 * _UNITS_PER_HOUR[unit])
+    type_ = times.array.type
+    unit = type_.unit if pa.types.is_timestamp(type_) else "ms"
+    return times.integers("timestamp")[0] // (24 * _UNITS_PER_HOUR[unit])
 
 
 def dense_matrix(
-    features: tuple[DenseFeature, ...], columns: dict[str, pa.Array], num_rows: int
-) -> np.ndarray:
-    """Return the (B, C) float32 dense features; null is NaN.
+    features: tuple[DenseFeature, ...], columns: Mapping[str, Values], dense: np.ndarray
+) -> None:
+    """Write the (B, C) float32 dense features; null is NaN.
 
     Args:
         features: C dense features.
         columns: columns of B rows, by name.
-        num_rows: B.
+        dense: (B, C), to be filled.
 
     Raises:
         RowError: a number is infinite in float32.
     """
-    dense = np.empty((num_rows, len(features)), np.float32)
-    for i, feature in enumerate(features):
-        values = to_floats(columns[feature.column])
-        if feature.transform == "log1p":
-            values = np.copysign(np.log1p(np.abs(values)), values)
-        with np.errstate(over="ignore"):
-            dense[:, i] = values
+    with np.errstate(over="ignore"):
+        for i, feature in enumerate(features):
+            values = columns[feature.column]
+            if feature.transform != "log1p":
+                dense[:, i] = values.floats()
+            elif values.are_integers:
+                numbers, missing = values.integers(feature.name)
+                dense[:, i] = _look_up("log1p", numbers)
+                if missing is not None:
+                    dense[missing, i] = np.nan
+            else:
+                dense[:, i] = _signed_log1p(values.floats())
     infinite = np.isinf(dense)  # (B, C)
     if infinite.any():
         row, i = np.argwhere(infinite)[0]
         name = features[i].column
-        got = columns[name][int(row)].as_py()
+        got = columns[name].array[int(row)].as_py()
         raise RowError(f"column {name!r}: expected a finite 32-bit number, got {got!r}", row)
-    return dense
 
 
 def label_matrices(
-    labels: tuple[Label, ...], columns: dict[str, pa.Array], num_rows: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return (B, K) float32 labels in {0, 1} and their (B, K) weights, 0 where a label is null.
+    labels: tuple[Label, ...],
+    columns: Mapping[str, Values],
+    targets: np.ndarray,
+    weights: np.ndarray,
+) -> None:
+    """Write (B, K) float32 labels in {0, 1} and their (B, K) weights, 0 where a label is null.
 
     Args:
         labels: K labels.
         columns: columns of B rows, by name.
-        num_rows: B.
+        targets: (B, K), to be filled with labels.
+        weights: (B, K), to be filled.
 
     Raises:
         RowError: a label is not 0, 1 or null, or a weight is not a number >= 0.
     """
-    targets = np.zeros((num_rows, len(labels)), np.float32)
-    weights = np.ones((num_rows, len(labels)), np.float32)
     for i, label in enumerate(labels):
-        values = to_floats(columns[label.column])  # (B,) float64
+        values = columns[label.column].floats()  # (B,) float64
         present = ~np.isnan(values)  # (B,) bool
         bad = present & (values != 0) & (values != 1)
         if bad.any():
             row = int(np.argmax(bad))
-            got = columns[label.column][row].as_py()
+            got = columns[label.column].array[row].as_py()
             raise RowError(
                 f"column {label.column!r} (label): expected 0, 1 or null, got {got!r}", row
             )
         targets[:, i] = np.where(present, values, 0)
+        weights[:, i] = present
         if label.weight:
-            factors = to_floats(columns[label.weight])
+            factors = columns[label.weight].floats()
             bad = ~((factors >= 0) & (factors <= np.finfo(np.float32).max))
             if bad.any():
                 row = int(np.argmax(bad))
-                got = columns[label.weight][row].as_py()
+                got = columns[label.weight].array[row].as_py()
                 raise RowError(
                     f"column {label.weight!r} (weight): expected a number >= 0, got {got!r}", row
                 )
-            weights[:, i] = factors
-        weights[:, i] *= present
-    return targets, weights
+            weights[:, i] *= factors
 
 
-def _weights(feature: SparseFeature, columns: dict[str, pa.Array]) -> np.ndarray:
+def _weights(feature: SparseFeature, ids: Lists, lists: Lists) -> np.ndarray:
     """Return the (N,) float32 weights of a bag's newest ids, without a copy where possible."""
-    ids, lists = read_lists(columns[feature.column]), read_lists(columns[feature.weights])
     who = f"sparse feature {feature.name!r}, column {feature.weights!r}"
     uneven = ids.lengths != lists.lengths
     if uneven.any():
@@ -226,7 +223,7 @@ def _identity(
     ids: np.ndarray,
     missing: np.ndarray | None,
     num_embeddings: int,
-    counts: Counter[str] | None,
+    counted: list[np.ndarray] | None,
 ) -> np.ndarray:
     """Map v to row v + 1 and a value outside [0, E - 2] to row 0 or an error."""
     outside = (ids < 0) | (ids > num_embeddings - 2)
@@ -242,29 +239,60 @@ def _identity(
                 "out_of_range to 'oov' or 'count')",
                 position,
             )
-        if counts is not None and feature.out_of_range == "count":
-            counts[feature.name] += int(np.count_nonzero(outside))
+        if counted is not None and feature.out_of_range == "count":
+            counted.append(np.flatnonzero(outside))
     return np.where(outside, 0, ids + 1)
 
 
-def _buckets(transform: str, values: np.ndarray, num_embeddings: int) -> np.ndarray:
+def _buckets(transform: str, values: Values, owner: str, num_embeddings: int) -> np.ndarray:
     """Map x to row 1 + its bucket, at most E - 1; negative numbers share the bucket of 0."""
-    missing = np.isnan(values)
-    buckets = _BUCKETS[transform](np.where(missing, 0.0, np.maximum(values, 0.0)))
-    rows = np.minimum(buckets, num_embeddings - 2).astype(np.int64) + 1
-    rows[missing] = 0
+    if values.are_integers:
+        numbers, missing = values.integers(owner)
+        buckets = _look_up(transform, numbers)
+    else:
+        numbers = values.floats()
+        missing = np.isnan(numbers)
+        buckets = _BUCKETS[transform](np.where(missing, 0.0, numbers))
+    rows = np.minimum(buckets, num_embeddings - 2).astype(np.int64)
+    rows += 1
+    if missing is not None:
+        rows[missing] = 0
     return rows
 
 
 def _log_square(values: np.ndarray) -> np.ndarray:
+    values = np.maximum(values, 0.0)
     return np.where(values > 2, np.square(np.log(np.maximum(values, 1.0))), values)
 
 
 def _log_quarter(values: np.ndarray) -> np.ndarray:
-    return 4 * np.log1p(values)
+    return 4 * np.log1p(np.maximum(values, 0.0))
+
+
+def _signed_log1p(values: np.ndarray) -> np.ndarray:
+    return np.copysign(np.log1p(np.abs(values)), values)
 
 
 _BUCKETS = {"log_square": _log_square, "log_quarter": _log_quarter}
+_FUNCTIONS = {**_BUCKETS, "log1p": _signed_log1p}
+
+
+def _look_up(name: str, numbers: np.ndarray) -> np.ndarray:
+    """Apply a function to N int64; of 0 to `_SMALL` - 1, as most counts are, it is looked up."""
+    table = _of_small(name)
+    # A negative number is a large one without its sign.
+    found = table.take(np.minimum(numbers.view(np.uint64), np.uint64(_SMALL)), mode="clip")
+    large = np.flatnonzero(np.isnan(found))
+    if 4 * len(large) > len(numbers):
+        return _FUNCTIONS[name](numbers.astype(np.float64))
+    found[large] = _FUNCTIONS[name](numbers[large].astype(np.float64))
+    return found
+
+
+@functools.cache
+def _of_small(name: str) -> np.ndarray:
+    """Return a function of 0 to `_SMALL` - 1, and NaN after them."""
+    return np.append(_FUNCTIONS[name](np.arange(_SMALL, dtype=np.float64)), np.nan)
 
 
 def dense_moments(files: Sequence[LogFile], schema: Schema, num_rows: int = _MOMENT_ROWS) -> Tensor:
@@ -291,8 +319,10 @@ def dense_moments(files: Sequence[LogFile], schema: Schema, num_rows: int = _MOM
 
 def _matrix_of(schema: Schema, rows: pa.RecordBatch, interval: RowInterval) -> np.ndarray:
     try:
-        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-        return dense_matrix(schema.dense, columns, len(rows))
+        arrays = zip(rows.schema.names, rows.columns, strict=True)
+        dense = np.empty((len(rows), len(schema.dense)), np.float32)
+        dense_matrix(schema.dense, {name: Values(array) for name, array in arrays}, dense)
+        return dense
     except RowError as error:
         raise ValueError(
             f"{error.message}, in row group {interval.row_group} of {interval.path}"

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A loader's worker: reads a window of rows, permutes it, cuts it into batches and sends it.
-
-A window travels as one block of memory instead of separate tensors. It takes one shared-memory
-segment and one file descriptor, whatever the number of features and batches, so low limits on open
-files do not matter. Where /dev/shm is too small (containers often get 64 MB), the block goes
-through the pipe. Without that, the worker would die of a bus error.
+"""A loader's worker: reads a window of rows, converts it, permutes it, cuts it into batches.
 
 Errors in the data are sent as messages and raised where the batch is due, so their text arrives
 intact.
@@ -21,77 +16,29 @@ import contextlib
 import os
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from multiprocessing import forkserver, parent_process
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from embeddings.schema.schema import Schema
-from trainer.data.collator import BatchArrays, Collator
+from trainer.data.block import Block
+from trainer.data.collator import Collator
 from trainer.data.columns import RowError
 from trainer.data.discovery import day_of
+from trainer.data.files import RowInterval
 from trainer.data.hashing import permutation
 from trainer.data.order import Window
-from trainer.data.reader import LogReader
+from trainer.data.reader import ColumnReader
+from trainer.data.rows import Rows, cut
 from trainer.runtime.allocator import is_kept, keep_memory
 
-_ALIGNMENT = 16
 _EPOCH = date(1970, 1, 1)
-_SHARED_MEMORY = "/dev/shm"
-
-
-class Slot(NamedTuple):
-    """Where an array lies in a block.
-
-    Attributes:
-        offset: its first byte.
-        dtype: its NumPy type.
-        shape: its shape.
-    """
-
-    offset: int
-    dtype: str
-    shape: tuple[int, ...]
-
-
-@dataclass
-class Block:
-    """The batches of one window, in one piece of memory.
-
-    Attributes:
-        memory: (bytes,) uint8 tensor; a NumPy array if it goes through the pipe.
-        slots: per batch, where its arrays lie.
-        counts: per batch, its out-of-range `identity` values by feature.
-        error: what is wrong with the data; empty if nothing is.
-    """
-
-    memory: Tensor | np.ndarray
-    slots: list[tuple[Slot, ...]]
-    counts: list[Counter[str]]
-    error: str = ""
-
-    def tensors(self) -> list[list[Tensor]]:
-        """Return each batch's tensors; they share the block's memory."""
-        memory = self.memory
-        if isinstance(memory, np.ndarray):
-            memory = torch.from_numpy(memory)
-        return [[_view(memory, slot) for slot in batch] for batch in self.slots]
-
-    def pin_memory(self) -> Block:
-        """Return the block in page-locked memory."""
-        memory = self.memory
-        if isinstance(memory, np.ndarray):
-            memory = torch.from_numpy(memory)
-        return Block(memory.pin_memory(), self.slots, self.counts, self.error)
 
 
 class WindowDataset(Dataset[Block]):
@@ -106,101 +53,58 @@ class WindowDataset(Dataset[Block]):
     def __init__(self, schema: Schema, batch_size: int, rank: int):
         self._batch_size = batch_size
         self._rank = rank
-        self._collate = Collator(schema)
-        self._reader = LogReader(schema)
+        self._schema, self._collate = schema, Collator(schema)
+        self._reader = ColumnReader(schema, schema.columns)
 
     def __getitem__(self, window: Window) -> Block:
         """Read `window`; an error in the data comes back in the block."""
-        counts: list[Counter[str]] = []
         try:
-            return pack(self._batches(window, counts), counts)
+            rows, order = self._read(window)
+            return cut(rows, order, self._batch_size, _day_of(window))
         except ValueError as error:
             worker = get_worker_info()
             who = f"rank {self._rank}" + (f", loader worker {worker.id}" if worker else "")
-            return Block(np.empty(0, np.uint8), [], counts, f"{who}: {error}")
+            return Block.failed(f"{who}: {error}")
 
-    def _batches(self, window: Window, counts: list[Counter[str]]) -> list[BatchArrays]:
-        """Read and permute a window's rows and convert them batch by batch."""
-        parts, orders = [], []
-        for piece, intervals in zip(window.pieces, window.intervals, strict=True):
-            read = [rows for interval in intervals for rows in self._reader.read(interval)]
-            rows = pa.Table.from_batches(read)
+    def _read(self, window: Window) -> tuple[Rows, np.ndarray | None]:
+        """Convert the rows of a window; return them with their order, None if it is that."""
+        sizes = [sum(one.stop - one.start for one in of) for of in window.intervals]
+        rows = Rows.empty(self._schema, sum(sizes))
+        order = []
+        for piece, intervals, size in zip(window.pieces, window.intervals, sizes, strict=True):
             if window.key is not None:
-                order = permutation(rows.num_rows, *window.key, piece.start)[piece.low : piece.high]
-                rows = rows.combine_chunks().take(pa.array(order))
-            else:
-                order = np.arange(rows.num_rows)
-            parts.append(rows)
-            orders.append(order)
-        paths = {interval.path for part in window.intervals for interval in part}
-        day = max((day_of(path) for path in paths), default="")
-        number = (date.fromisoformat(day) - _EPOCH).days if day else 0
-        (records,) = pa.concat_tables(parts).combine_chunks().to_batches()
-        batches = []
-        for first in range(0, records.num_rows, self._batch_size):
-            try:
-                rows = records.slice(first, self._batch_size)
-                counts.append(Counter())
-                batches.append(self._collate(rows, counts[-1], number))
-            except RowError as error:
-                place = _place(window, orders, first + error.row)
-                raise ValueError(f"{error.message}, at {place}") from error
-        return batches
+                chosen = permutation(size, *window.key, piece.start)[piece.low : piece.high]
+                order.append(rows.filled + chosen)
+            for interval in intervals:
+                row = interval.start
+                for records in self._reader.read(interval):
+                    self._convert(records, rows, interval, row)
+                    row += records.num_rows
+        return rows, np.concatenate(order) if order else None
+
+    def _convert(
+        self, records: pa.RecordBatch, rows: Rows, interval: RowInterval, first: int
+    ) -> None:
+        """Convert records that begin at row `first` of a row group."""
+        try:
+            self._collate.convert(records, rows)
+        except RowError as error:
+            raise ValueError(
+                f"{error.message}, at row {first + error.row} of row group {interval.row_group} of "
+                f"{interval.path}"
+            ) from error
 
 
-def pack(batches: list[BatchArrays], counts: list[Counter[str]]) -> Block:
-    """Copy batches into one block of memory."""
-    slots, size = [], 0
-    for batch in batches:
-        places = []
-        for array in batch.fields():
-            places.append(Slot(size, array.dtype.name, array.shape))
-            size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        slots.append(tuple(places))
-    memory = np.empty(size, np.uint8)
-    for batch, places in zip(batches, slots, strict=True):
-        for array, slot in zip(batch.fields(), places, strict=True):
-            room = memory[slot.offset : slot.offset + array.nbytes]
-            room.view(array.dtype).reshape(array.shape)[...] = array
-    if get_worker_info() is not None and not _fits_shared_memory(size):
-        return Block(memory, slots, counts)
-    return Block(torch.from_numpy(memory), slots, counts)
+def _day_of(window: Window) -> int:
+    """Return the latest day of a window's files since the epoch; 0 if they have none."""
+    paths = {interval.path for intervals in window.intervals for interval in intervals}
+    day = max((day_of(path) for path in paths), default="")
+    return (date.fromisoformat(day) - _EPOCH).days if day else 0
 
 
 def unchanged(block: Any) -> Any:
     """Return the block as it is; module-level, so that workers import only this module."""
     return block
-
-
-def _view(memory: Tensor, slot: Slot) -> Tensor:
-    """Return the tensor that lies at `slot`."""
-    dtype: torch.dtype = getattr(torch, slot.dtype)
-    num_bytes = int(np.prod(slot.shape)) * dtype.itemsize
-    return memory[slot.offset : slot.offset + num_bytes].view(dtype).view(slot.shape)
-
-
-def _fits_shared_memory(num_bytes: int) -> bool:
-    """Return whether shared memory has room for a block and for those of other workers."""
-    try:
-        free = os.statvfs(_SHARED_MEMORY)
-    except OSError:
-        return False
-    return free.f_bavail * free.f_frsize > 8 * num_bytes
-
-
-def _place(window: Window, orders: list[np.ndarray], position: int) -> str:
-    """Return the place in the log of the row at `position` of a permuted window."""
-    for order, intervals in zip(orders, window.intervals, strict=True):
-        if position >= len(order):
-            position -= len(order)
-            continue
-        row = int(order[position])
-        for interval in intervals:
-            if row < interval.stop - interval.start:
-                row += interval.start
-                return f"row {row} of row group {interval.row_group} of {interval.path}"
-            row -= interval.stop - interval.start
-    raise AssertionError("a window's intervals hold its rows")
 
 
 def start_server() -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from embeddings.schema.schema import Table
 from tests.support.crashes import LAYOUTS, ORDERS, rows_over_crashes, runs
 from tests.support.logs import SCHEMA, loaders, records, rows_of, same, write_log
+from trainer.data.block import Block
 from trainer.data.files import LogFile, discover, keep_rows
 from trainer.data.loader import LoaderConfig
-from trainer.data.worker import Block
 
 DAYS = [f"2026-01-0{day}" for day in range(1, 6)]
 

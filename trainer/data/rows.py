@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: MIT
+"""Rows that have been converted, before they are in order and cut into batches.
+
+A window of a log is converted as it is read, a few thousand rows at a time, column by column. What
+every row has one of lies in arrays made once for the whole window. Lists lie end to end. `cut` then
+writes batches into their block, in any order of rows. So a value is moved once, and the work for a
+batch is a few gathers.
+
+Shapes: W rows, I features of kind `id`, F sparse features, C dense features, K labels, N values of
+all lists, B rows of a batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from embeddings.schema.schema import Schema, SparseFeature
+from trainer.data.block import BatchArrays, Block, Shape
+
+# What the lists of several features have in common: a history's name, or a column and how many.
+LayoutKey = tuple[str, int]
+ACTIONS = ""  # among names of list features, that of past actions
+
+
+def layout_of(feature: SparseFeature) -> LayoutKey:
+    """Return what features with lists of equal lengths have in common."""
+    return (feature.history, 0) if feature.history else (feature.column, feature.max_length)
+
+
+class Part(NamedTuple):
+    """Values of a list feature: (N,) int64, and their (N,) float32 factors if it has any."""
+
+    values: np.ndarray
+    factors: np.ndarray | None = None
+
+
+class Run(NamedTuple):
+    """Neighbouring features of a schema: those of kind `id` [first, last), or one list feature."""
+
+    first: int
+    last: int
+    name: str = ""
+    layout: LayoutKey = ("", 0)
+
+
+@dataclass(kw_only=True)
+class Rows:
+    """W rows, filled from the first on.
+
+    Attributes:
+        schema: theirs.
+        filled: rows so far.
+        ids: (I, W) int64 table rows.
+        dense: (W, C) float32; null is NaN.
+        labels: (W, K) float32 in {0, 1}.
+        weights: (W, K) float32; 0 where a label is null.
+        groups: (W,) int64 mixed user ids.
+        days: (W,) int64 days since the epoch; (0,) if the schema has no timestamp.
+        lengths: per layout, lengths of lists, int64, part by part.
+        lists: per list feature, and for past actions, its values, part by part.
+        outside: features, and the rows of each of their values out of range that is to be counted.
+    """
+
+    schema: Schema
+    filled: int = 0
+    ids: np.ndarray
+    dense: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray
+    groups: np.ndarray
+    days: np.ndarray
+    lengths: dict[LayoutKey, list[np.ndarray]] = field(default_factory=dict)
+    lists: dict[str, list[Part]] = field(default_factory=dict)
+    outside: list[tuple[str, np.ndarray]] = field(default_factory=list)
+
+    @classmethod
+    def empty(cls, schema: Schema, num_rows: int) -> Rows:
+        """Return room for `num_rows` rows."""
+        num_ids = sum(feature.kind == "id" for feature in schema.sparse)
+        num_labels = len(schema.labels)
+        return cls(
+            schema=schema,
+            ids=np.empty((num_ids, num_rows), np.int64),
+            dense=np.empty((num_rows, len(schema.dense)), np.float32),
+            labels=np.zeros((num_rows, num_labels), np.float32),
+            weights=np.zeros((num_rows, num_labels), np.float32),
+            groups=np.zeros(num_rows, np.int64),
+            days=np.zeros(num_rows if schema.timestamp else 0, np.int64),
+        )
+
+    def runs(self) -> list[Run]:
+        """Return the features in order, those of kind `id` that lie side by side as one run."""
+        found, at = [], 0
+        for is_id, group in groupby(self.schema.sparse, key=lambda feature: feature.kind == "id"):
+            features = list(group)
+            if is_id:
+                found.append(Run(at, at + len(features)))
+                at += len(features)
+            else:
+                found += [Run(0, 0, feature.name, layout_of(feature)) for feature in features]
+        return found
+
+
+class _Layout:
+    """Where the lists of one layout lie.
+
+    Args:
+        parts: lengths of all rows as they were read.
+        order: the rows in order; None as they were read.
+        bounds: (n + 1,) first row of each of n batches, and the number of rows.
+
+    Attributes:
+        lengths: of lists, in order.
+        index: (N,) from a value's place in order to its place as it was read; None if that is it.
+        bounds: first value of each batch, and the number of values.
+    """
+
+    def __init__(self, parts: Sequence[np.ndarray], order: np.ndarray | None, bounds: np.ndarray):
+        self.lengths = np.concatenate(parts)
+        self.index: np.ndarray | None = None
+        if order is not None:
+            starts = (np.cumsum(self.lengths) - self.lengths)[order]
+            self.lengths = self.lengths[order]
+            ends = np.cumsum(self.lengths)
+            self.index = np.repeat(starts - (ends - self.lengths), self.lengths)
+            self.index += np.arange(len(self.index))
+        self.bounds = np.concatenate(([0], np.cumsum(self.lengths)))[bounds].tolist()
+
+
+class _Cut:
+    """Batches of the rows `rows[order]`; what does not depend on the batch is worked out once."""
+
+    def __init__(self, rows: Rows, order: np.ndarray | None, batch_size: int):
+        schema = rows.schema
+        num_rows = rows.filled if order is None else len(order)
+        bounds = np.append(np.arange(0, max(num_rows, 1), batch_size), num_rows)
+        self._rows, self._order = rows, order
+        self._runs = rows.runs()
+        self._layouts = {key: _Layout(of, order, bounds) for key, of in rows.lengths.items()}
+        self._lists = {name: _joined(parts) for name, parts in rows.lists.items()}
+        self._actions = next(
+            ((h, 0) for h in schema.histories if h in schema.history_actions), None
+        )
+        self.bounds: list[int] = bounds.tolist()
+
+    def shapes(self, number: int) -> tuple[Shape, ...]:
+        """Return the shapes of a batch's arrays."""
+        schema, num_rows = self._rows.schema, self.bounds[number + 1] - self.bounds[number]
+        num_values = num_actions = 0
+        for run in self._runs:
+            first, last = self._values(run.layout, number) if run.name else (run.first, run.last)
+            num_values += (last - first) * (1 if run.name else num_rows)
+        if self._actions:
+            first, last = self._values(self._actions, number)
+            num_actions = last - first
+        labels = (num_rows, len(schema.labels))
+        return (
+            *((num_values,), (num_values if schema.has_weights else 0,)),
+            *((len(schema.sparse), num_rows), (num_rows, len(schema.dense)), labels, labels),
+            *((num_rows,), (num_actions,), (1,)),
+        )
+
+    def fill(self, batch: BatchArrays, number: int, day: int) -> None:
+        """Write a batch into its arrays."""
+        rows, first, last = self._rows, self.bounds[number], self.bounds[number + 1]
+        if self._order is None:
+            chosen: slice | np.ndarray = slice(first, last)
+            for name in ("dense", "labels", "weights", "groups"):
+                getattr(batch, name)[...] = getattr(rows, name)[first:last]
+        else:
+            chosen = self._order[first:last]
+            for name in ("dense", "labels", "weights", "groups"):
+                getattr(rows, name).take(chosen, 0, getattr(batch, name), "clip")
+        batch.day[0] = _middle(rows.days[chosen]) if len(rows.days) else day
+        batch.lengths.fill(1)
+        batch.factors.fill(1)
+        value = feature = 0
+        for run in self._runs:
+            if run.name:
+                value = self._fill_list(batch, run, number, value)
+                batch.lengths[feature] = self._layouts[run.layout].lengths[first:last]
+                feature += 1
+                continue
+            count = run.last - run.first  # features
+            out = batch.values[value : value + count * (last - first)].reshape(count, last - first)
+            if isinstance(chosen, slice):
+                out[...] = rows.ids[run.first : run.last, chosen]
+            else:
+                rows.ids[run.first : run.last].take(chosen, 1, out, "clip")
+            value += out.size
+            feature += count
+        if self._actions:
+            self._take(self._lists[ACTIONS].values, self._actions, number, batch.actions)
+
+    def _fill_list(self, batch: BatchArrays, run: Run, number: int, value: int) -> int:
+        """Write the values of a list feature from `value` on; return where they end."""
+        first, last = self._values(run.layout, number)
+        end = value + last - first
+        values, factors = self._lists[run.name]
+        self._take(values, run.layout, number, batch.values[value:end])
+        if factors is not None:
+            self._take(factors, run.layout, number, batch.factors[value:end])
+        return end
+
+    def _values(self, layout: LayoutKey, number: int) -> tuple[int, int]:
+        """Return the first and the last value of a batch."""
+        bounds = self._layouts[layout].bounds
+        return bounds[number], bounds[number + 1]
+
+    def _take(self, values: np.ndarray, layout: LayoutKey, number: int, out: np.ndarray) -> None:
+        """Write a batch's share of the values of a layout."""
+        first, last = self._values(layout, number)
+        index = self._layouts[layout].index
+        if index is None:
+            out[...] = values[first:last]
+        else:
+            values.take(index[first:last], 0, out, "clip")
+
+
+def cut(rows: Rows, order: np.ndarray | None, batch_size: int, day: int = 0) -> Block:
+    """Put rows in order and cut them into batches; no rows make one batch of none.
+
+    Args:
+        rows: W rows, all of them filled.
+        order: positions of the rows of the result; None takes all as they are.
+        batch_size: rows of a batch; the last may have fewer.
+        day: of batches, if the schema has no timestamp.
+    """
+    made = _Cut(rows, order, batch_size)
+    numbers = range(len(made.bounds) - 1)
+    block = Block.reserve([made.shapes(number) for number in numbers])
+    for number, batch in zip(numbers, block.arrays(), strict=True):
+        made.fill(batch, number, day)
+    block.counts = _counts(rows, order, made.bounds)
+    return block
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    """Return the values of all rows, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    factors = [part.factors for part in parts if part.factors is not None]
+    values = np.concatenate([part.values for part in parts])
+    return Part(values, np.concatenate(factors) if factors else None)
+
+
+def _middle(days: np.ndarray) -> int:
+    """Return the median of days: one row with a wrong date does not move the clock of a table."""
+    if not len(days):
+        return 0
+    middle = (len(days) - 1) // 2
+    return int(np.partition(days, middle)[middle])
+
+
+def _counts(rows: Rows, order: np.ndarray | None, bounds: Sequence[int]) -> list[Counter[str]]:
+    """Return how many values of each batch are out of range, by feature."""
+    counts: list[Counter[str]] = [Counter() for _ in bounds[1:]]
+    for name, places in rows.outside:
+        found = np.bincount(places, minlength=rows.filled)  # (W,)
+        found = found if order is None else found[order]
+        for number, count in enumerate(counts):
+            if here := int(found[bounds[number] : bounds[number + 1]].sum()):
+                count[name] += here
+    return counts
