@@ -72,7 +72,7 @@ clean: ## remove .venv and caches; runs/ and logs/ stay
 # --no-deps because torchrec would pull the CUDA build of fbgemm-gpu onto every machine.
 # deepspeed comes as source: it is built first, with the pinned setuptools instead of the newest one.
 # Last comes the project itself, as a link to this checkout: the command fullrank.
-$(STAMP): $(LIST) requirements/mlflow.txt requirements/dev.txt
+$(STAMP): $(LIST) requirements/mlflow.txt requirements/sweep.txt requirements/dev.txt
 	@[ -n "$(PYTHON)" ] || { echo "No Python 3.11 or newer found. Install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "PYTHON=$(PYTHON) does not run or is older than 3.11: $$("$(PYTHON)" --version 2>&1)" >&2; exit 1; }
@@ -82,7 +82,7 @@ $(STAMP): $(LIST) requirements/mlflow.txt requirements/dev.txt
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --no-deps --disable-pip-version-check --quiet \
 		--no-build-isolation "$$(grep '^deepspeed==' $(LIST))"
 	$(BIN)/python -m pip install --no-deps --disable-pip-version-check \
-		-r $(LIST) -r requirements/mlflow.txt -r requirements/dev.txt
+		-r $(LIST) -r requirements/mlflow.txt -r requirements/sweep.txt -r requirements/dev.txt
 	$(BIN)/python -m pip install --no-deps --no-build-isolation --disable-pip-version-check --quiet --editable .
 	$(BIN)/python -m trainer.doctor
 	touch $@

@@ -53,6 +53,7 @@ COMMANDS = {
     "epochs": Command("pipelines.run", "find the number of epochs", ("epochs",)),
     "replay": Command("pipelines.replay", "run nights one after the other, and print a table"),
     "study": Command("pipelines.study", "compare what several epochs gain"),
+    "sweep": Command("pipelines.sweep", "tune a recipe's settings in trials"),
     "abtest": Command("pipelines.abtest", "plan A/B tests, assign users, measure the effect"),
     "publish": Command("pipelines.publish", "list models, serve one, go back to an older one"),
 }

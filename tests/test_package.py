@@ -31,7 +31,8 @@ def pins(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "below"), [("cpu", ()), ("gpu", ()), ("serve", ("cpu",)), ("serve", ("gpu",))]
+    ("name", "below"),
+    [("cpu", ()), ("gpu", ()), ("serve", ("cpu",)), ("serve", ("gpu",)), ("sweep", ("cpu",))],
 )
 def test_a_list_names_everything_that_its_packages_need(name: str, below: tuple[str, ...]) -> None:
     """The lists are installed without dependencies, so what they leave out fails at an import."""

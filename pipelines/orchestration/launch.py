@@ -40,6 +40,10 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 
 
+class Ended(Exception):
+    """A command was ended because what it had done was enough."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
     """How processes are started.
@@ -118,22 +122,31 @@ class LaunchConfig:
         return [sys.executable, "-m", "torch.distributed.run", *words]
 
     def start(
-        self, command: Sequence[str], log: Path, say: Callable[[str], None], answers: bool = False
+        self,
+        command: Sequence[str],
+        log: Path,
+        say: Callable[[str], None],
+        answers: bool = False,
+        stop: Callable[[], bool] | None = None,
     ) -> str:
         """Run `command`, again where that may help; return what it wrote to standard output.
 
         Args:
             log: file to add all of its output to.
             answers: whether its standard output is an answer, which is not shown.
+            stop: asked after each line that the command prints; it is ended when that is true.
 
         Raises:
+            Ended: `stop` was true.
             ValueError: the command ended because its configuration or data are wrong (exit code 2).
             StageError: it failed otherwise, every time.
         """
         attempt, pause, waited = 0, self.pause_seconds, 0.0
         while True:
             say(f"$ {shlex.join(['python', *without_credentials_in(command[1:])])}")
-            code, output, printed = _stream(command, log, say, answers)
+            code, output, printed, stopped = _stream(command, log, say, answers, stop)
+            if stopped:
+                raise Ended
             if code == 0:
                 return output
             if _BUSY in printed and waited < _BUSY_SECONDS:
@@ -191,9 +204,17 @@ def from_options(options: argparse.Namespace, tower: str = "") -> LaunchConfig:
 
 
 def _stream(
-    command: Sequence[str], log: Path, say: Callable[[str], None], answers: bool
-) -> tuple[int, str, str]:
-    """Run a command; return its exit code, its standard output, and the last of all it printed."""
+    command: Sequence[str],
+    log: Path,
+    say: Callable[[str], None],
+    answers: bool,
+    stop: Callable[[], bool] | None,
+) -> tuple[int, str, str, bool]:
+    """Run a command.
+
+    Returns:
+        Its exit code, its standard output, the last of all it printed, and whether it was stopped.
+    """
     last: deque[str] = deque(maxlen=_KEPT_LINES)
     with (
         open_log(log) as file,
@@ -223,10 +244,14 @@ def _stream(
 
         reader = threading.Thread(target=read_output, args=(process.stdout,))
         reader.start()
+        stopped = False
         for line in process.stderr:
             show(line)
+            if stop is not None and not stopped and process.poll() is None and stop():
+                stopped = True
+                process.terminate()
         reader.join()
-    return process.returncode, "".join(output), "".join(last)
+    return process.returncode, "".join(output), "".join(last), stopped
 
 
 def _end_with_parent() -> None:

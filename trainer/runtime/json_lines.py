@@ -31,6 +31,11 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
         file.write(json.dumps(json_ready(record), allow_nan=False) + "\n")
 
 
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a file of lines, in order; none if there is no such file."""
+    return [record for _, record in _records(path)]
+
+
 def last_step(path: Path) -> int:
     """Return the largest step of a file of lines; 0 if there is none."""
     return max((record["step"] for _, record in _records(path)), default=0)

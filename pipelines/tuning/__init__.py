@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Settings with ranges, and trials of them."""
