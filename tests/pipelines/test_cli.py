@@ -47,7 +47,7 @@ def test_an_error_of_a_pipeline_has_the_name_that_was_typed(name, capsys, monkey
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/fullrank", name])
     with pytest.raises(SystemExit):
         cli.main()
-    assert f"fullrank {name}: error: " in capsys.readouterr().err
+    assert f"`fullrank {name} --help` lists the options" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
