@@ -22,8 +22,9 @@ STAMP := $(VENV)/installed-$(PLATFORM)
 PACKAGES := embeddings models trainer pipelines deploy
 
 PARITY := .parity
+DOCS := .docs
 
-.PHONY: help demo nightly test parity faults fuzz bench lint format doctor install clean
+.PHONY: help demo nightly test parity faults fuzz bench docs lint format doctor install clean
 
 help: ## list these targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -49,6 +50,10 @@ fuzz: $(STAMP) ## read damaged inputs for ten minutes and list what was not refu
 bench: $(STAMP) ## measure speed in alternating pairs and write docs/benchmarks.md; ARGS="--only loader --pairs 9"
 	$(BIN)/python -m tests.benchmarks.bench $(ARGS)
 
+docs: $(DOCS)/installed ## build the site of the documents in .docs/site, and refuse broken links
+	$(BIN)/python -m tests.site.generate $(DOCS)/source
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/venv/bin/mkdocs build --strict --quiet
+
 lint: $(STAMP) ## check style, formatting, types and import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -65,7 +70,7 @@ doctor: $(STAMP) ## check the installed packages against each other and against 
 install: $(STAMP) ## build .venv, or rebuild it where requirements/ has changed
 
 clean: ## remove .venv and caches; runs/ and logs/ stay
-	rm -rf $(VENV) $(PARITY) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PARITY) $(DOCS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Rebuilt from nothing, not patched: leftovers of the other platform's list (fbgemm-gpu beside fbgemm-gpu-cpu) break both.
@@ -91,4 +96,11 @@ $(STAMP): $(LIST) requirements/mlflow.txt requirements/sweep.txt requirements/de
 $(PARITY)/installed: requirements/parity.txt $(STAMP)
 	rm -rf $(PARITY)
 	$(BIN)/python -m pip install --no-deps --disable-pip-version-check --quiet --target $(PARITY) -r $<
+	touch $@
+
+# An environment of its own: MkDocs needs other versions of what .venv holds too.
+$(DOCS)/installed: requirements/docs.txt $(STAMP)
+	rm -rf $(DOCS)
+	"$(PYTHON)" -m venv $(DOCS)/venv
+	$(DOCS)/venv/bin/python -m pip install --no-deps --disable-pip-version-check --quiet -r $<
 	touch $@

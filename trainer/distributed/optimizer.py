@@ -88,6 +88,10 @@ class DenseOptimizerConfig:
     """AdamW on the dense weights.
 
     Attributes:
+        learning_rate: before the schedule's factor.
+        beta1: decay of the mean of gradients, a step.
+        beta2: decay of the mean of their squares.
+        eps: added to the root of that mean.
         weight_decay: decoupled, on matrices only. Vectors (biases, gains of norms) and scalars
             (softening exponents) do not decay.
         schedule: of the learning rate.
