@@ -76,6 +76,7 @@ def test_slices_pad_the_last_one_with_zeros() -> None:
     assert columns(torch.ones(1, 7)).tolist() == [[1, 1, 1, 1, 1, 1, 1, 0, 0]]
     with pytest.raises(ValueError, match=r"num_tokens: 8 slices .* the fields' embeddings have 7"):
         FieldColumns([4, 3], 8, 0)
+    assert FieldColumns([4, 3], 7, 0).widths == [1] * 7  # a column each is enough
 
 
 def test_columns_that_are_not_read_have_no_gradient() -> None:

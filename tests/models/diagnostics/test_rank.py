@@ -123,6 +123,15 @@ def test_cumulative_spectrum_ends_at_one_and_agrees_with_energy_share() -> None:
     assert abs(shares[1] - float(energy_share(sigma, 2).mean())) < 1e-12
 
 
+def test_a_collapsed_matrix_has_no_share_in_place_of_an_undefined_one() -> None:
+    sigma = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64)
+    assert cumulative_spectrum(sigma) == (0.5 * 16 / 25, 0.5)
+    assert cumulative_spectrum(sigma[:1]) == (0.0, 0.0)
+    assert energy_share(sigma, 1).tolist() == [0.0, 16 / 25]
+    assert stable_rank(sigma).tolist() == [0.0, 25 / 16]
+    assert effective_rank(sigma)[0] == 0
+
+
 def test_a_table_in_pieces_has_the_spectrum_of_the_whole() -> None:
     table = torch.randn(90, 8, dtype=DOUBLE)
     gram = sum(piece.T @ piece for piece in table.split([40, 1, 49]))

@@ -128,6 +128,7 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(fake, logs, tmp_path, caps
     ("words", "expected"),
     [
         (["--epochs", "0"], "expected --epochs >= 1"),
+        (["--patience", "-1"], "--patience >= 0"),
         (["--from", "epoch-9"], "no stage 'epoch-9'"),
         (["--valid-days", "2026-01-01"], "expected a training day before 2026-01-01"),
         (["--", "--loader.batch-sise", "3"], "unknown setting --loader.batch-sise"),
