@@ -3,8 +3,8 @@
 
 A window of a log is converted as it is read, a few thousand rows at a time, column by column. What
 every row has one of lies in arrays made once for the whole window. Lists lie end to end. `cut` then
-writes batches into their block, in any order of rows. So a value is moved once, and the work for a
-batch is a few gathers.
+puts the window in order, feature by feature, and writes batches into their block. So the work for a
+batch is a few copies.
 
 Shapes: W rows, I features of kind `id`, F sparse features, C dense features, K labels, N values of
 all lists, B rows of a batch.
@@ -107,46 +107,20 @@ class Rows:
         return found
 
 
-class _Layout:
-    """Where the lists of one layout lie.
-
-    Args:
-        parts: lengths of all rows as they were read.
-        order: the rows in order; None as they were read.
-        bounds: (n + 1,) first row of each of n batches, and the number of rows.
-
-    Attributes:
-        lengths: of lists, in order.
-        index: (N,) from a value's place in order to its place as it was read; None if that is it.
-        bounds: first value of each batch, and the number of values.
-    """
-
-    def __init__(self, parts: Sequence[np.ndarray], order: np.ndarray | None, bounds: np.ndarray):
-        self.lengths = np.concatenate(parts)
-        self.index: np.ndarray | None = None
-        if order is not None:
-            starts = (np.cumsum(self.lengths) - self.lengths)[order]
-            self.lengths = self.lengths[order]
-            ends = np.cumsum(self.lengths)
-            self.index = np.repeat(starts - (ends - self.lengths), self.lengths)
-            self.index += np.arange(len(self.index))
-        self.bounds = np.concatenate(([0], np.cumsum(self.lengths)))[bounds].tolist()
-
-
 class _Cut:
-    """Batches of the rows `rows[order]`; what does not depend on the batch is worked out once."""
+    """Batches of rows that are in order; what does not depend on the batch is worked out once."""
 
-    def __init__(self, rows: Rows, order: np.ndarray | None, batch_size: int):
-        schema = rows.schema
-        num_rows = rows.filled if order is None else len(order)
+    def __init__(self, rows: Rows, batch_size: int):
+        schema, num_rows = rows.schema, rows.filled
         bounds = np.append(np.arange(0, max(num_rows, 1), batch_size), num_rows)
-        self._rows, self._order = rows, order
-        self._runs = rows.runs()
-        self._layouts = {key: _Layout(of, order, bounds) for key, of in rows.lengths.items()}
+        self._rows, self._runs = rows, rows.runs()
+        self._lengths = {key: _chain(parts) for key, parts in rows.lengths.items()}
         self._lists = {name: _joined(parts) for name, parts in rows.lists.items()}
-        self._actions = next(
-            ((h, 0) for h in schema.histories if h in schema.history_actions), None
-        )
+        self._bounds = {  # of each layout, the first value of each batch
+            key: np.concatenate(([0], np.cumsum(lengths)))[bounds].tolist()
+            for key, lengths in self._lengths.items()
+        }
+        self._actions = _actions_of(schema)
         self.bounds: list[int] = bounds.tolist()
 
     def shapes(self, number: int) -> tuple[Shape, ...]:
@@ -169,58 +143,43 @@ class _Cut:
     def fill(self, batch: BatchArrays, number: int, day: int) -> None:
         """Write a batch into its arrays."""
         rows, first, last = self._rows, self.bounds[number], self.bounds[number + 1]
-        if self._order is None:
-            chosen: slice | np.ndarray = slice(first, last)
-            for name in ("dense", "labels", "weights", "groups"):
-                getattr(batch, name)[...] = getattr(rows, name)[first:last]
-        else:
-            chosen = self._order[first:last]
-            for name in ("dense", "labels", "weights", "groups"):
-                getattr(rows, name).take(chosen, 0, getattr(batch, name), "clip")
-        batch.day[0] = _middle(rows.days[chosen]) if len(rows.days) else day
+        batch.dense[...] = rows.dense[first:last]
+        batch.labels[...] = rows.labels[first:last]
+        batch.weights[...] = rows.weights[first:last]
+        batch.groups[...] = rows.groups[first:last]
+        batch.day[0] = _middle(rows.days[first:last]) if len(rows.days) else day
         batch.lengths.fill(1)
         batch.factors.fill(1)
         value = feature = 0
         for run in self._runs:
             if run.name:
                 value = self._fill_list(batch, run, number, value)
-                batch.lengths[feature] = self._layouts[run.layout].lengths[first:last]
+                batch.lengths[feature] = self._lengths[run.layout][first:last]
                 feature += 1
                 continue
             count = run.last - run.first  # features
-            out = batch.values[value : value + count * (last - first)].reshape(count, last - first)
-            if isinstance(chosen, slice):
-                out[...] = rows.ids[run.first : run.last, chosen]
-            else:
-                rows.ids[run.first : run.last].take(chosen, 1, out, "clip")
+            out = batch.values[value : value + count * (last - first)]
+            out.reshape(count, last - first)[...] = rows.ids[run.first : run.last, first:last]
             value += out.size
             feature += count
         if self._actions:
-            self._take(self._lists[ACTIONS].values, self._actions, number, batch.actions)
+            first, last = self._values(self._actions, number)
+            batch.actions[...] = self._lists[ACTIONS].values[first:last]
 
     def _fill_list(self, batch: BatchArrays, run: Run, number: int, value: int) -> int:
         """Write the values of a list feature from `value` on; return where they end."""
         first, last = self._values(run.layout, number)
         end = value + last - first
         values, factors = self._lists[run.name]
-        self._take(values, run.layout, number, batch.values[value:end])
+        batch.values[value:end] = values[first:last]
         if factors is not None:
-            self._take(factors, run.layout, number, batch.factors[value:end])
+            batch.factors[value:end] = factors[first:last]
         return end
 
     def _values(self, layout: LayoutKey, number: int) -> tuple[int, int]:
         """Return the first and the last value of a batch."""
-        bounds = self._layouts[layout].bounds
+        bounds = self._bounds[layout]
         return bounds[number], bounds[number + 1]
-
-    def _take(self, values: np.ndarray, layout: LayoutKey, number: int, out: np.ndarray) -> None:
-        """Write a batch's share of the values of a layout."""
-        first, last = self._values(layout, number)
-        index = self._layouts[layout].index
-        if index is None:
-            out[...] = values[first:last]
-        else:
-            values.take(index[first:last], 0, out, "clip")
 
 
 def cut(rows: Rows, order: np.ndarray | None, batch_size: int, day: int = 0) -> Block:
@@ -232,13 +191,64 @@ def cut(rows: Rows, order: np.ndarray | None, batch_size: int, day: int = 0) -> 
         batch_size: rows of a batch; the last may have fewer.
         day: of batches, if the schema has no timestamp.
     """
-    made = _Cut(rows, order, batch_size)
+    made = _Cut(rows if order is None else _ordered(rows, order), batch_size)
     numbers = range(len(made.bounds) - 1)
     block = Block.reserve([made.shapes(number) for number in numbers])
     for number, batch in zip(numbers, block.arrays(), strict=True):
         made.fill(batch, number, day)
     block.counts = _counts(rows, order, made.bounds)
     return block
+
+
+def _ordered(rows: Rows, order: np.ndarray) -> Rows:
+    """Return rows in another order.
+
+    The whole window is gathered feature by feature, so what is read at random stays in the cache.
+    """
+    lengths, index = {}, {}
+    for key, parts in rows.lengths.items():
+        before = _chain(parts)
+        starts = (np.cumsum(before) - before)[order]
+        here = before[order]
+        # (N,): from a value's place in order to its place as it was read.
+        index[key] = np.repeat(starts - (np.cumsum(here) - here), here)
+        index[key] += np.arange(len(index[key]))
+        lengths[key] = [here]
+    keys = {feature.name: layout_of(feature) for feature in rows.schema.sparse}
+    if actions := _actions_of(rows.schema):
+        keys[ACTIONS] = actions
+    lists = {}
+    for name, parts in rows.lists.items():
+        values, factors = _joined(parts)
+        places = index[keys[name]]
+        factors = factors if factors is None else _take(factors, places)
+        lists[name] = [Part(_take(values, places), factors)]
+    return Rows(
+        schema=rows.schema,
+        filled=len(order),
+        ids=rows.ids.take(order, 1, mode="clip"),
+        dense=_take(rows.dense, order),
+        labels=_take(rows.labels, order),
+        weights=_take(rows.weights, order),
+        groups=_take(rows.groups, order),
+        days=_take(rows.days, order) if len(rows.days) else rows.days,
+        lengths=lengths,
+        lists=lists,
+    )
+
+
+def _actions_of(schema: Schema) -> LayoutKey | None:
+    """Return the layout of the first history that has past actions."""
+    return next(((name, 0) for name in schema.histories if name in schema.history_actions), None)
+
+
+def _take(array: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return rows of an array; `clip` spares a check, since all places exist."""
+    return array.take(places, 0, mode="clip") if len(places) else array[:0]
+
+
+def _chain(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _joined(parts: Sequence[Part]) -> Part:

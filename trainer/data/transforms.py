@@ -136,7 +136,7 @@ def dense_matrix(
                 dense[:, i] = values.floats()
             elif values.are_integers:
                 numbers, missing = values.integers(feature.name)
-                dense[:, i] = _look_up("log1p", numbers)
+                dense[:, i] = _look_up("log1p", numbers, np.float32)
                 if missing is not None:
                     dense[missing, i] = np.nan
             else:
@@ -248,12 +248,13 @@ def _buckets(transform: str, values: Values, owner: str, num_embeddings: int) ->
     """Map x to row 1 + its bucket, at most E - 1; negative numbers share the bucket of 0."""
     if values.are_integers:
         numbers, missing = values.integers(owner)
-        buckets = _look_up(transform, numbers)
+        rows = _look_up(transform, numbers, np.int64)
     else:
         numbers = values.floats()
         missing = np.isnan(numbers)
-        buckets = _BUCKETS[transform](np.where(missing, 0.0, numbers))
-    rows = np.minimum(buckets, num_embeddings - 2).astype(np.int64)
+        buckets = _FUNCTIONS[transform](np.where(missing, 0.0, numbers))
+        rows = np.minimum(buckets, num_embeddings - 2).astype(np.int64)
+    np.minimum(rows, num_embeddings - 2, out=rows)
     rows += 1
     if missing is not None:
         rows[missing] = 0
@@ -277,22 +278,23 @@ _BUCKETS = {"log_square": _log_square, "log_quarter": _log_quarter}
 _FUNCTIONS = {**_BUCKETS, "log1p": _signed_log1p}
 
 
-def _look_up(name: str, numbers: np.ndarray) -> np.ndarray:
+def _look_up(name: str, numbers: np.ndarray, type_: type[np.generic]) -> np.ndarray:
     """Apply a function to N int64; of 0 to `_SMALL` - 1, as most counts are, it is looked up."""
-    table = _of_small(name)
     # A negative number is a large one without its sign.
-    found = table.take(np.minimum(numbers.view(np.uint64), np.uint64(_SMALL)), mode="clip")
-    large = np.flatnonzero(np.isnan(found))
+    places = np.minimum(numbers.view(np.uint64), np.uint64(_SMALL))
+    large = np.flatnonzero(places == _SMALL)
     if 4 * len(large) > len(numbers):
-        return _FUNCTIONS[name](numbers.astype(np.float64))
-    found[large] = _FUNCTIONS[name](numbers[large].astype(np.float64))
+        return _FUNCTIONS[name](numbers.astype(np.float64)).astype(type_)
+    found = _of_small(name, type_).take(places.view(np.int64), mode="clip")
+    if len(large):
+        found[large] = _FUNCTIONS[name](numbers[large].astype(np.float64))
     return found
 
 
 @functools.cache
-def _of_small(name: str) -> np.ndarray:
-    """Return a function of 0 to `_SMALL` - 1, and NaN after them."""
-    return np.append(_FUNCTIONS[name](np.arange(_SMALL, dtype=np.float64)), np.nan)
+def _of_small(name: str, type_: type[np.generic]) -> np.ndarray:
+    """Return a function of 0 to `_SMALL`, the last of which stands for what is beyond."""
+    return _FUNCTIONS[name](np.arange(_SMALL + 1, dtype=np.float64)).astype(type_)
 
 
 def dense_moments(files: Sequence[LogFile], schema: Schema, num_rows: int = _MOMENT_ROWS) -> Tensor:
