@@ -24,9 +24,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, Template
 from markupsafe import Markup
 
-from pipelines.reporting.comparison import early_stopping, summary, verdict
+from pipelines.reporting.comparison import by_auc, early_stopping, summary, verdict
 from pipelines.reporting.night_page import candidate_run, is_night, read_night
-from pipelines.reporting.provenance import changes, data_drift, neighbours, no_drift
+from pipelines.reporting.provenance import changes, data_drift, differing, neighbours, no_drift
 from pipelines.reporting.rank_charts import rank_charts, rank_notes, rank_table
 from pipelines.reporting.run_data import CHANGES, Run, is_number, read_runs, written
 from pipelines.reporting.svg_charts import Axes, Line, chart
@@ -98,7 +98,7 @@ def report(runs: Sequence[Path], output: Path) -> Path:
         night = read_night(Path(runs[0]))
         candidate = candidate_run(Path(runs[0]))
         runs = [candidate] if candidate else []
-    found = read_runs(runs) if runs else []
+    found = by_auc(read_runs(runs)) if runs else []
     if night is not None:
         found = [dataclasses.replace(run, name="candidate") for run in found]
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -335,6 +335,7 @@ SECTIONS = tuple(
         ("rank_tables", _RANKS, _of_each(lambda run: rank_table(run) if run.ranks else None), ()),
         ("step_use", _METRICS, step_use, None),
         ("table_uses", _TABLES, _of_each(table_use), ()),
+        ("differing", _CONFIG, differing, None),
         ("changes", CHANGES, _of_each(changes), ()),
         ("configs", _CONFIG, _configuration, ()),
     )

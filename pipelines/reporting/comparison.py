@@ -50,6 +50,13 @@ class Lead:
         return self.lead > self.open
 
 
+def by_auc(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs, highest AUC first; those without one come last, in their order."""
+    return sorted(
+        runs, key=lambda run: -auc if is_number(auc := run.metrics.get("auc")) else math.inf
+    )
+
+
 def leader(runs: Sequence[Run]) -> Lead | None:
     """Return the lead of the best run by AUC, or None if there is nothing to compare it with.
 
@@ -142,21 +149,20 @@ def _deciding(first: Run, rival: Run) -> str:
 def summary(runs: Sequence[Run]) -> dict[str, Any]:
     """Return header, rows, hints and the cells to mark: column -> row of the best run."""
     lead = leader(runs)
+    cells = {one: [written(one.get(run), one.form) for run in runs] for one in COLUMNS}
+    # The AUC has a column in any case; of the others, those with a value.
+    shown = [one for one in COLUMNS if one.name == "AUC" or {*cells[one]} - {DASH}]
     best = {}
     if lead is not None and lead.is_clear:
-        marked = [
-            (index, column)
-            for index, column in enumerate(COLUMNS, start=1)
-            if column.name in _BY_AUC
-        ]
+        marked = [(index, one) for index, one in enumerate(shown, 1) if one.name in _BY_AUC]
         winner = runs[lead.first]
         best = {index: lead.first for index, column in marked if is_number(column.get(winner))}
     return {
-        "header": ["Run", *(column.name for column in COLUMNS)],
-        "hints": {column.name: column.hint for column in COLUMNS},
+        "header": ["Run", *(column.name for column in shown)],
+        "hints": {column.name: column.hint for column in shown},
         "rows": [
-            [run.name, *(written(column.get(run), column.form) for column in COLUMNS)]
-            for run in runs
+            [run.name, *(cells[column][number] for column in shown)]
+            for number, run in enumerate(runs)
         ],
         "best": best,
     }
@@ -169,8 +175,7 @@ def comparison_table(paths: Sequence[Path]) -> str:
     then come the AUC that the true probabilities reach on the same rows, where it is known, and the
     distance to it.
     """
-    runs = read_runs(paths)
-    runs.sort(key=lambda run: -auc if is_number(auc := run.metrics.get("auc")) else math.inf)
+    runs = by_auc(read_runs(paths))
     rows = [["Run", "AUC ± s.e.", "Ceiling", "Distance", "GAUC", "Logloss", "Rows/s"]]
     for run in runs:
         metrics, error = run.metrics, run.auc_error

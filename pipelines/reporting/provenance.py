@@ -26,6 +26,7 @@ from pipelines.reporting.run_data import (
     written,
 )
 from trainer.metrics.spec import METRICS
+from trainer.runtime.dict_diff import differences
 from trainer.runtime.printable import printable
 
 # What `pipelines/ingestion/partition.py` calls the file; it imports Arrow, which takes long.
@@ -56,6 +57,21 @@ def changes(run: Run) -> dict[str, Any] | str:
         return f"every setting is that of {name}."
     header = ["Setting", f"In {name}", "In this run"]
     return {"header": header, "rows": rows, "hints": {}, "best": {}}
+
+
+def differing(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """Return one table of the settings that differ between runs; None if there is no such."""
+    known = [run for run in runs if run.config]
+    if len(known) < 2:
+        return None
+    first = known[0]
+    found: dict[str, list[Any]] = {}
+    for number, run in enumerate(known[1:], start=1):
+        for one in differences(first.config, run.config):
+            found.setdefault(one.path, [one.old] * len(known))[number] = one.new
+    rows = [[path, *map(_short, values)] for path, values in sorted(found.items())]
+    header = ["Setting", *(run.name for run in known)]
+    return {"header": header, "rows": rows, "hints": {}, "best": {}} if rows else None
 
 
 def neighbours(run: Run) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ def test_every_section_and_value_is_on_the_page(tmp_path):
     header = found.row("Run")
     first = dict(zip(header, found.row("first"), strict=True))
     assert first["Tower"] == "SpecFormer" and first["AUC"] == "0.7400"
-    assert first["To ceiling"] == "0.0200" and first["GAUC"] == "–"
+    assert first["To ceiling"] == "0.0200" and "GAUC" not in header
     assert first["Rows/s"] == "21,000" and first["Input wait"] == "3.4%" and first["Ranks"] == "2"
     assert dict(zip(header, found.row("second"), strict=True))["To ceiling"] == "–"
     for text in ("Training loss", "Running AUC", "rank share: attention map", "exponent τ"):
@@ -99,7 +99,8 @@ def test_what_is_missing_is_said_in_its_place(tmp_path):
     assert "No run has a ranks.json" in found.text
     assert "No run has a tables.jsonl" in found.text
     assert "bare has no config.json" in found.text
-    assert found.row("bare")[1:] == ["–"] * 13
+    assert found.row("Run")[1:] == ["AUC", "Tower"], "no column is empty in all runs, but the AUC"
+    assert found.row("bare")[1:] == ["–"] * 2
     _, alone = page([bare], tmp_path)
     assert "No run has a curves.jsonl" in alone.text and alone.count("svg") == 0
 
@@ -384,3 +385,21 @@ def test_a_run_with_early_stopping_says_which_checkpoint_was_tested_and_shows_it
         json.dumps({"early_stopping": {"best_step": [1], "metric": 7}})
     )
     page([run], tmp_path)
+
+
+def test_runs_are_sorted_by_auc_with_the_verdict_first_and_one_table_of_settings_that_differ(
+    tmp_path,
+):
+    runs = [write_run(tmp_path / name, auc) for name, auc in [("low", 0.70), ("high", 0.74)]]
+    runs.append(write_run(tmp_path / "same", 0.72))
+    config = json.loads((runs[0] / "config.json").read_text())
+    for run, rate, tower in zip(runs, (0.1, 0.2, 0.2), ("A", "B", "B"), strict=True):
+        own = {"dense": {"learning_rate": rate, "eps": 1e-8}, "model": {"tower": {tower: 1}}}
+        (run / "config.json").write_text(json.dumps(config | own))
+    text, found = page(runs, tmp_path)
+    assert text.index("Best by AUC: high") < text.index("One row a run")
+    names = [run for run in re.findall(r'<th scope="row">(\w+)</th>', text)][:3]
+    assert names == ["high", "same", "low"]
+    assert found.row("dense.learning_rate") == ["dense.learning_rate", "0.2", "0.2", "0.1"]
+    assert found.row("model.tower.A") == ["model.tower.A", "null", "null", "1"]
+    assert "dense.eps" not in re.sub("<pre>.*?</pre>", "", text, flags=re.DOTALL)
