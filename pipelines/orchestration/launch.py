@@ -38,6 +38,10 @@ _KEPT_LINES = 200
 _BUSY, _BUSY_SECONDS, _BUSY_PAUSE = "another process trains in this folder", 120.0, 2.0
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
+# What torchrun says of itself: its note on threads, its log lines, the lines around its summary.
+_THREADS = re.compile(r"\*{20,}$|Setting OMP_NUM_THREADS environment variable")
+_LAUNCHER = re.compile(r"[IWE]\d{4} .*/torch/distributed/(elastic|run)")
+_TRACE, _RULE = "Traceback (most recent call last):", re.compile(r"={20,}$")
 
 
 class Ended(Exception):
@@ -216,6 +220,7 @@ def _stream(
         Its exit code, its standard output, the last of all it printed, and whether it was stopped.
     """
     last: deque[str] = deque(maxlen=_KEPT_LINES)
+    banners = _Banners()
     with (
         open_log(log) as file,
         subprocess.Popen(
@@ -240,7 +245,8 @@ def _stream(
             last.append(line)
             file.write(line)
             file.flush()
-            say(line.rstrip())
+            if not banners.has(line):
+                say(line.rstrip())
 
         reader = threading.Thread(target=read_output, args=(process.stdout,))
         reader.start()
@@ -252,6 +258,29 @@ def _stream(
                 process.terminate()
         reader.join()
     return process.returncode, "".join(output), "".join(last), stopped
+
+
+class _Banners:
+    """Recognises what torchrun says of itself, line by line; the ranks say why they ended."""
+
+    def __init__(self) -> None:
+        self._after_log = self._in_summary = False
+        self._rules = 0
+
+    def has(self, line: str) -> bool:
+        """Return whether `line` is torchrun's own: a note, a log line, or of its last summary."""
+        line = line.rstrip()
+        if self._in_summary:
+            self._rules += bool(_RULE.match(line))
+            self._in_summary = self._rules < 2  # one rule above the summary, one below
+            return True
+        if _THREADS.match(line):
+            return True
+        if self._after_log and line == _TRACE:
+            self._in_summary, self._rules = True, 0
+            return True
+        self._after_log = bool(_LAUNCHER.match(line))
+        return self._after_log
 
 
 def _end_with_parent() -> None:

@@ -43,3 +43,40 @@ def test_a_command_is_shown_without_the_passwords_that_it_is_given(tmp_path) -> 
     assert LaunchConfig().start(command, tmp_path / "log", shown.append) == "3 2\n"
     assert shown[0].endswith("http://gateway --checkpoint.folder=s3://bucket")
     assert "s3cret" not in "".join(shown)
+
+
+TORCHRUN = """
+*****************************************
+Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid
+*****************************************
+12:00:00 training on 10 rows
+Traceback (most recent call last):
+  File "of_a_rank.py", line 1, in work
+[rank 0] error: the log lacks a column
+W1201 12:43:26.79 7136 /lib/torch/distributed/elastic/multiprocessing/api.py:1028] Sending signal
+E1201 12:43:26.94 7136 /lib/torch/distributed/elastic/api.py:1002] failed (exitcode: 2)
+Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+trainer.train FAILED
+  exitcode  : 2 (pid: 7394)
+============================================================
+12:00:01 what comes after it
+"""
+
+
+def test_what_torchrun_says_of_itself_is_kept_in_the_log_and_not_shown(tmp_path) -> None:
+    said: list[str] = []
+    code = f"import sys; sys.stderr.write({TORCHRUN!r}); sys.exit(1)"
+    # The exit code of the ranks is read from it all the same.
+    with pytest.raises(ValueError, match=r"^the log lacks a column$"):
+        LaunchConfig().start([sys.executable, "-c", code], tmp_path / "log.txt", said.append)
+    assert [line for line in said[1:] if line] == [
+        "12:00:00 training on 10 rows",
+        "Traceback (most recent call last):",
+        '  File "of_a_rank.py", line 1, in work',
+        "[rank 0] error: the log lacks a column",
+        "12:00:01 what comes after it",
+    ]
+    assert TORCHRUN in (tmp_path / "log.txt").read_text()
