@@ -99,8 +99,11 @@ def discover(path: str | Path, days: tuple[str, str] | None, schema: Schema) -> 
         files = tuple(pool.map(lambda item: _read_footer(item[0], item[1], schema), found))
     check_families(files)
     if not sum(file.num_rows for file in files):
+        days_found = describe_days({file.day for file in files} - {""})
+        of_days = f" of {days_found}" if days_found else ""
         raise ValueError(
-            f"{path}: expected rows, got {len(files)} files without any; check the log"
+            f"{path}: expected rows, got {len(files)} files{of_days} without any, such as "
+            f"{printable(files[0].path)}; check the log"
         )
     return files
 

@@ -29,6 +29,8 @@ _AUC_BAND = 0.01
 # Odds so many times off, with every prediction on the same side of the labels' mean.
 _ODDS = 3.0
 _INPUT_WAIT = 0.5
+# Steps that a loss scale may take to find its place without a word.
+_SKIPPED = 3
 # Rows of one value of a label that are no chance: at 0.1 % clicks, one log in 22,000 has none.
 _CONSTANT_ROWS = 10_000
 # Of the ids that were to get a row in an interval; of all occurrences of ids in it.
@@ -46,6 +48,11 @@ ADVICE = {
         "Likely causes: a learning rate that is too high; a dense feature with huge values; fp16 "
         "without loss scaling. Way out: resume from the last checkpoint with half the learning "
         "rate; train in fp32 or bf16 to tell overflow from divergence."
+    ),
+    "no_update": (
+        "The model is as it began. Likely causes: fp16 with a loss scale that is far too high, or "
+        "gradients that are not finite at any scale. Way out: lower precision.initial_scale; train "
+        "in fp32 or bf16 to tell overflow from divergence."
     ),
     "constant_predictions": (
         "Likely causes: a collapsed tower (learning rate too high, no normalisation); tables that "
@@ -111,6 +118,8 @@ class Alerts:
         found: dict[str, str] = {}
         if not math.isfinite(record["loss"]):
             found["nonfinite_loss"] = "no step of this interval had a finite loss"
+        if record.get("skipped", 0) >= max(record["step"], _SKIPPED):
+            found["no_update"] = f"all {int(record['step']):,} steps so far were skipped"
         if record["step"] > self.after_steps:
             found |= constant_predictions(record) or one_sided_predictions(record)
             found |= self._lasting(record)

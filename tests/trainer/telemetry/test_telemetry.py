@@ -261,6 +261,7 @@ def test_a_healthy_run_raises_no_alert(tmp_path):
         ({"auc": 0.505}, "auc_stuck"),
         ({"input_wait": 0.8}, "input_bound"),
         ({"loss": math.nan}, "nonfinite_loss"),
+        ({"skipped": 1000}, "no_update"),
     ],
 )
 def test_each_failure_raises_its_own_alert(change, name):
@@ -270,6 +271,14 @@ def test_each_failure_raises_its_own_alert(change, name):
     message = next(messages[name] for messages in raised if messages)
     assert message.endswith(ADVICE[name])
     assert alerts.active == {name} and alerts.first_steps == {name: 1000}
+
+
+def test_a_run_whose_steps_were_all_skipped_says_so_at_once_however_short():
+    def raised(step, skipped):
+        return set(Alerts(200, 3).check(HEALTHY | {"step": step, "skipped": skipped}))
+
+    assert raised(3, 3) == raised(20, 20) == {"no_update"}
+    assert raised(2, 2) == raised(3, 2) == raised(1000, 999) == set()  # the scale finds its place
 
 
 def test_alerts_wait_for_the_warm_up_and_can_be_raised_again():
