@@ -32,6 +32,11 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def activate(kind: Activation, values: Tensor) -> Tensor:
+    """Return the activation `kind` of values (...)."""
+    return _ACTIVATIONS[kind](values)
+
+
 def check_choices(config: object, section: str) -> None:
     """Raise ValueError if a `Literal` field of the dataclass `config` holds another value.
 

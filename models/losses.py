@@ -12,8 +12,10 @@ Shapes: B examples, K tasks, N positions, C = 2^K action classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 
@@ -25,10 +27,47 @@ def weighted_bce(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tenso
         labels: (B, K) in {0, 1}.
         weights: (B, K) >= 0; 0 masks an absent label, whatever its value.
     """
-    losses = functional.binary_cross_entropy_with_logits(
-        logits.float(), torch.where(weights > 0, labels, 0.0), reduction="none"
-    )
-    return _weighted_mean(losses, weights)
+    return _weighted_mean(_cross_entropies(logits, labels, weights), weights)
+
+
+class TaskLoss(nn.Module):
+    """The loss of K tasks: the weighted mean of their cross-entropies, with a factor a task.
+
+    With uncertainty, task k has a learnt s_k = log sigma_k^2, and a row's loss is
+    exp(-s_k) * entropy + s_k / 2: the likelihood under softmax of scaled logits, in the
+    approximation of the source. The loss stays a mean over rows and labels with weight, so parts
+    combine by their weights.
+
+    Source: Kendall et al., Multi-Task Learning Using Uncertainty to Weigh Losses, CVPR 2018,
+    section 3.2.
+
+    Args:
+        num_tasks: K.
+        task_weights: one factor a task; () for 1. The mean is over the rows' weights alone.
+        uncertainty: learn s, which starts at 0.
+    """
+
+    factors: Tensor | None
+
+    def __init__(
+        self, num_tasks: int, task_weights: Sequence[float] = (), uncertainty: bool = False
+    ) -> None:
+        super().__init__()
+        factors = torch.tensor(task_weights) if task_weights else None
+        self.register_buffer("factors", factors, persistent=False)
+        self.log_variance = nn.Parameter(torch.zeros(num_tasks)) if uncertainty else None
+
+    def forward(self, logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss and the sum of the weights, two scalars; arguments of `weighted_bce`."""
+        if self.factors is None and self.log_variance is None:
+            return weighted_bce(logits, labels, weights)
+        losses = _cross_entropies(logits, labels, weights)
+        if self.log_variance is not None:
+            spread = self.log_variance.float()
+            losses = losses * torch.exp(-spread) + spread / 2
+        if self.factors is not None:
+            losses = losses * self.factors
+        return _weighted_mean(losses, weights)
 
 
 def action_cross_entropy(logits: Tensor, actions: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,6 +113,13 @@ def task_logits(class_logits: Tensor, num_tasks: int) -> Tensor:
     positive = spread.masked_fill(~bits, -torch.inf).logsumexp(-1)
     negative = spread.masked_fill(bits, -torch.inf).logsumexp(-1)
     return positive - negative
+
+
+def _cross_entropies(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Return (B, K) binary cross-entropies; where the weight is 0 the label is not read."""
+    return functional.binary_cross_entropy_with_logits(
+        logits.float(), torch.where(weights > 0, labels, 0.0), reduction="none"
+    )
 
 
 def _weighted_mean(losses: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from embeddings.collection import EmbeddingLayer
 from embeddings.schema.schema import Schema
 from models.batch import Batch
 from models.heads import HeadConfig
-from models.losses import action_classes, action_cross_entropy, task_logits, weighted_bce
+from models.losses import TaskLoss, action_classes, action_cross_entropy, task_logits
 from models.stream import UserOutputs
 from models.tokens import FieldTokenizer, StreamTokenizer, TokenizerConfig
 from models.tower import StreamTowerConfig, TowerConfig
@@ -69,18 +69,24 @@ class ModelConfig:
 
 
 class ImpressionObjective(nn.Module):
-    """Binary cross-entropy of K tasks on the example's own item."""
+    """Binary cross-entropy of K tasks on the example's own item.
 
-    def __init__(self, head: nn.Module) -> None:
+    Args:
+        head: from (B, D) to (B, K) logits.
+        task_loss: of the logits; the plain weighted mean if None.
+    """
+
+    def __init__(self, head: nn.Module, task_loss: TaskLoss | None = None) -> None:
         super().__init__()
         self.head = head
+        self.task_loss = task_loss or TaskLoss(0)
 
     def forward(self, representation: Tensor, batch: Batch) -> tuple[Tensor, Predictions]:
         """Map a representation (B, D), or target tokens (B, 1, D), to (loss, predictions)."""
         if representation.dim() == 3:
             representation = representation[:, 0]
         logits = self.head(representation).float()
-        loss, weight_sum = weighted_bce(logits, batch.labels, batch.weights)
+        loss, weight_sum = self.task_loss(logits, batch.labels, batch.weights)
         return loss, _predictions(logits.sigmoid(), weight_sum, batch)
 
 
@@ -150,16 +156,13 @@ class RankingModel(nn.Module):
         else:
             self.tokenizer = FieldTokenizer(schema, config.tokenizer)
             self.tower = config.tower.build(self.tokenizer.num_tokens, self.tokenizer.token_dim)
-        if user_centric and config.head.prior:
-            raise ValueError(
-                "model.head.prior: mode 'user_centric' predicts classes of actions, not tasks, got "
-                f"{config.head.prior}; set it to ()"
-            )
-        outputs = 2**num_labels if user_centric else num_labels
-        head = config.head.build(self.tower.output_dim, outputs)
-        self.objective = (
-            UserCentricObjective(head, num_labels) if user_centric else ImpressionObjective(head)
-        )
+        if user_centric:
+            config.head.check_classes()
+            head = config.head.build(self.tower.output_dim, 2**num_labels)
+            self.objective = UserCentricObjective(head, num_labels)
+        else:
+            head = config.head.build(self.tower.output_dim, num_labels)
+            self.objective = ImpressionObjective(head, config.head.build_loss(num_labels))
 
     def forward(self, batch: Batch) -> tuple[Tensor, Predictions]:
         """Return the local weighted mean loss (0-d) and predictions of a batch of B examples."""

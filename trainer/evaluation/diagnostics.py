@@ -29,7 +29,6 @@ from models.diagnostics.rank import (
     gram_singular_values,
     measure_spectrum,
 )
-from models.losses import weighted_bce
 from models.ranking import ImpressionObjective, Predictions
 from trainer.distributed.parallelize import Parallel
 
@@ -118,7 +117,7 @@ def _gradient_records(
     with torch.enable_grad():
         tokens = inputs[:rows].detach().requires_grad_()
         logits = objective.head(tower(tokens)).float()
-        loss, _ = weighted_bce(logits, watch.labels[0][:rows], watch.weights[0][:rows])
+        loss, _ = objective.task_loss(logits, watch.labels[0][:rows], watch.weights[0][:rows])
         # Of the tokens alone: no weight's gradient is touched, nor any hook on it called.
         (gradient,) = torch.autograd.grad(loss, tokens)
     usable = tokens.isfinite().all() & gradient.isfinite().all() & gradient.any()

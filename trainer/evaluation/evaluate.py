@@ -58,6 +58,7 @@ def evaluate(
     metrics = Metrics(
         [label.name for label in config.schema.labels], grouped=bool(config.schema.user)
     )
+    after = AfterClick(config)
     if details is not None:
         details.begin(metrics)
     module = pipeline.parallel.module
@@ -69,6 +70,7 @@ def evaluate(
             for predictions in _predict(pipeline, batches):
                 rows = real_rows(predictions)
                 metrics.update(*rows)
+                after.update(*rows)
                 if details is not None:
                     details.update(*rows)
                 if keep is not None:
@@ -76,9 +78,47 @@ def evaluate(
             found = metrics.compute()
             if details is not None:
                 details.finish(found)
-            return found
+            return found | after.compute()
     finally:
         module.train(was_training)
+
+
+class AfterClick:
+    """Metrics of a conversion among the clicked rows, where the head predicts it as a product.
+
+    With ESMM the second label's own metrics are those of click and conversion over all rows. These
+    are of the conversion after a click, pCTCVR / pCTR, over the rows whose first label is 1. Their
+    keys are `SECOND_after_FIRST_METRIC`.
+
+    Args:
+        config: of the run.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        labels = [label.name for label in config.schema.labels]
+        self._metrics = None
+        if config.model.head.kind == "esmm":
+            self._name = f"{labels[1]}_after_{labels[0]}"
+            self._metrics = Metrics([self._name], grouped=bool(config.schema.user))
+
+    def update(self, scores: Tensor, labels: Tensor, weights: Tensor, groups: Tensor) -> None:
+        """Add a batch: scores, labels and weights (B, 2), groups (B,)."""
+        if self._metrics is None:
+            return
+        clicked = (labels[:, 0] > 0) & (weights[:, 0] > 0)
+        # A click of probability 0 has no conversion after it that could be told.
+        rates = (scores[:, 1] / scores[:, 0].clamp(min=torch.finfo(torch.float32).tiny)).clamp(
+            max=1
+        )
+        rows = (rates[:, None], labels[:, 1:], torch.where(clicked, weights[:, 1], 0.0)[:, None])
+        self._metrics.update(*rows, groups)
+
+    def compute(self) -> dict[str, float]:
+        """Return the metrics over all ranks; empty for other heads. Collective."""
+        if self._metrics is None:
+            return {}
+        found = self._metrics.compute_labels()[0]
+        return {f"{self._name}_{key}": value for key, value in found.items()}
 
 
 def real_rows(predictions: Predictions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
