@@ -23,6 +23,7 @@ from tests.support.processes import free_port
 from tests.support.runs import generate, small
 from trainer.config.config import TrainConfig
 from trainer.runtime.runtime import Runtime
+from trainer.telemetry.alerts import ADVICE
 from trainer.telemetry.prometheus_metrics import METRICS
 from trainer.trainer import Trainer
 
@@ -265,3 +266,11 @@ def test_a_real_server_sees_a_run_come_and_go(processes, tmp_path):
         until(lambda: server.ask('ALERTS{alertname="FullRankRunGone"}') != [])
         assert server.value('up{job="fullrank"}') == 0
         assert server.ask("fullrank_ranks") == []
+
+
+def test_alerts_that_page_someone_are_alerts_of_a_run_and_the_others_wait():
+    rules = [rule for rule in RULES if rule.get("alert") == "FullRankAlert"]
+    paged, later = (re.search(r'alert(=~|!~)"([^"]+)"', rule["expr"]) for rule in rules)
+    assert paged and later and paged[2] == later[2] and (paged[1], later[1]) == ("=~", "!~")
+    assert set(paged[2].split("|")) <= ADVICE.keys()
+    assert [rule["labels"]["severity"] for rule in rules] == ["page", "look"]
