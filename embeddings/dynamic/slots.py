@@ -2,9 +2,9 @@
 """Which id has which row of a bounded table: find ids, mark them as seen, place new ones, evict.
 
 Everything is arithmetic on whole tensors. The loop of `place` runs over rounds: in each round every
-id picks its best row, and the first of the ids that pick the same row gets it. This code is what a
-dynamic table costs more than a hashed one. So a set's rows are handled as one byte, a bit a row (is
-it free, does it hold the id), and one-dimensional gathers and scatters are used in place of
+id picks its best row, and the first of the ids that pick the same row gets it. This code is
+what a dynamic table costs more than a hashed one. So a set's rows are one byte, with one bit a row
+(is it free, does it hold the id). One-dimensional gathers and scatters are used in place of
 indexing, which takes several times as long.
 
 Shapes: U ids, W rows that an id may take, two sets of 8 (`embeddings/dynamic/buckets.py`).

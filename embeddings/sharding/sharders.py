@@ -43,9 +43,9 @@ from embeddings.sharding.plans import Plan, TablePlan
 class _Pooled(ShardedEmbeddingBagCollection):
     """Divides a mean by exactly the number of its ids.
 
-    For a row-wise table of means TorchRec divides every pooled vector by its number of ids + 1e-6
-    (a sum's and a single id's by 1 + 1e-6), so that results would depend on the plan. Weights are
-    sent only to tables that are read with weights.
+    For a row-wise table of means TorchRec divides every pooled vector by its number of ids + 1e-6,
+    and a sum's or a single id's by 1 + 1e-6. Results would depend on the plan. Weights are sent
+    only to tables that are read with weights.
     """
 
     def input_dist(self, ctx: EmbeddingBagCollectionContext, features: Any) -> Any:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Copy nights and models to an MLflow server, for people who look for them there.
 
-The store's files are the truth. What the server lacks is copied to it after the
-pointer to the serving model has moved, so that a server that is away costs nothing but a message,
-and any later night or `python -m pipelines.publish DIR --mlflow URI` makes up for it.
+The store's files are the truth. What the server lacks is copied to it after the pointer to the
+serving model has moved. If the server is away, a night only prints a message. A later night copies
+what is missing, and so does `python -m pipelines.publish DIR --mlflow URI`.
 
   experiment NAME, run `night DATE`   parameters, metrics, decision and reasons; record.json
   registered model NAME               a version for each model that was published
@@ -11,10 +11,10 @@ and any later night or `python -m pipelines.publish DIR --mlflow URI` makes up f
     alias `serving`                   the version that serves, moved last
     tags `withdrawn`, `replaced`      rolled back, why; its date was run again on other data
 
-A night and its version are known by a fingerprint of what the store keeps, so that telling it twice
-changes nothing. DIR/mlflow/settings.json remembers server and name, so that a rollback can say who
-has not been told; who is contacted is said on the command line alone. A user and a password in the
-URI are neither kept nor shown (MLFLOW_TRACKING_USERNAME and _PASSWORD do as well).
+A night and its version are identified by a fingerprint of what the store keeps, so copying twice
+changes nothing. DIR/mlflow/settings.json remembers server and name, so a rollback can name a server
+that has not heard of it. Only the command line decides which server is contacted. A user and a
+password in the URI are neither kept nor shown (MLFLOW_TRACKING_USERNAME and _PASSWORD do as well).
 Requests end after 10 s and are tried three times (MLFLOW_HTTP_REQUEST_TIMEOUT, _MAX_RETRIES).
 """
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Line charts as SVG for an HTML page that may be light or dark.
 
-Matplotlib draws; its colours are then replaced by the page's own (`currentColor`, CSS variables),
-its metadata, namespaces and document-wide ids removed, so that a chart is inline, small, free of
-external addresses and readable on either background. Lines differ in dash as well as in colour.
+Matplotlib draws. Its colours are then replaced by the page's own (`currentColor`, CSS variables),
+so that a chart is readable on either background. Metadata, namespaces and document-wide ids are
+removed, so that a chart stands inline, is small and has no external address. Lines differ in dash
+as well as in colour.
 """
 
 from __future__ import annotations

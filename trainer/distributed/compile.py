@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Towers through `torch.compile`, applied from outside: models stay plain code.
 
-What is compiled is a block, so that weights are still gathered and reduced block by block, and what
-watches a block's output from outside sees it. Names of weights do not change: it is the method of a
-module that is replaced, no module is put around it. A block's shapes are symbols where a tower
-reads ragged histories, so a batch of other lengths runs what is there.
+Each block is compiled by itself. So weights are still gathered and reduced block by block, and
+hooks on a block's output still run. Names of weights do not change, because a module's method is
+replaced and no module is put around it. Where a tower reads ragged histories, a block's shapes are
+symbols, so batches of other lengths need no new compilation.
 
-Not compiled: tables and their exchanges, tokenizers and heads; of TokenFormer its packing of ragged
-rows, its attention, whose kernel is chosen by what is in a batch, and the maps to queries and keys,
-which are one product each.
+Not compiled: tables and their exchanges, tokenizers and heads. Of TokenFormer also its packing of
+ragged rows, its attention (its kernel depends on the batch), and the maps to queries and keys (one
+product each).
 """
 
 from __future__ import annotations

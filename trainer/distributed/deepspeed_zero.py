@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Dense weights in a DeepSpeed engine: ZeRO stages 0 to 3, beside tables that it does not know.
 
-Its engine wraps a root that owns the dense parts of the model
-and runs the whole of it, so that the engine's hooks see each forward begin and end while the tables
-stay in DistributedModelParallel. It reduces gradients and steps its partitions; whether it steps is
-not its own decision:
+The engine wraps a root module that owns the dense parts and whose forward runs the whole model. So
+the engine's hooks see each forward begin and end, and the tables stay in DistributedModelParallel.
+The engine reduces gradients and steps its partitions. `Precision` decides whether it steps:
 
 - Its loss scale stays 1 in backward, whatever the loss was scaled by, and is set to one over the
   factor that `Precision` has decided on (unscaling and clipping) for the step.

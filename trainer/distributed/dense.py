@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The weights outside the tables: what a training step asks of them, however they are distributed.
 
-`Precision` decides once for tables and dense weights together, so whatever holds the dense weights
-(replicas, shards, an engine) must take a gradient's measure without acting on it, and then act on a
-decision that was made elsewhere. This file holds that interface and its simplest implementation.
+`Precision` decides once for tables and dense weights together. So whatever holds the dense weights
+(replicas, shards, an engine) first measures the gradient, and steps only after `Precision` has
+decided. This file holds that interface and its simplest implementation.
 
 Shapes: R ranks.
 """

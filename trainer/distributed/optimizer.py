@@ -177,9 +177,9 @@ def optimizer_tensors(
     begin with, so that a checkpoint holds, and a fresh run can be filled with, the same tensors at
     any moment.
 
-    torch.distributed.checkpoint's get_optimizer_state_dict serves the same end. It begins a state
-    with a step, so that the count of steps is one too high and Adam's correction of its averages is
-    another, and once any weight has a state it leaves out those that have none.
+    torch.distributed.checkpoint's get_optimizer_state_dict is not used. It creates a state by a
+    step, so the count of steps, and Adam's bias correction with it, is one too high. Once any
+    weight has a state, it also leaves out the weights that have none.
 
     Args:
         optimizer: any whose state a step with gradients of zero leaves as it begins, but for the

@@ -11,14 +11,14 @@ one overflow would leave NaN in every touched row for good. Backward therefore r
    tables, whose backward runs the fused update. If not, nothing changes anywhere, and the scale
    halves.
 
-The decision stays on the device: the dense optimizer's kernel looks at it there, and the tables get
-zeros in place of gradients, which change no bit of a table or of its optimizer's state (of those
-optimizers for which that is so; see `SparseOptimizerConfig.zero_is_no_update`). So the host queues
-a step without waiting for the one before.
+The decision stays on the device, so the host queues a step without waiting for the one before. The
+dense optimizer's kernel reads the decision there. The tables get zeros in place of gradients, which
+change no bit of a table or of its optimizer's state. `SparseOptimizerConfig.zero_is_no_update` says
+for which optimizers that holds.
 
-The same all-reduce carries the weights of the ranks' losses: a rank's loss is a mean over its own
-weight w_r, and the run's loss is the mean over all of it, W, so each rank's gradient counts w_r * R
-/ W (DDP and TorchRec both divide by R). That is exact for uneven batches and costs nothing more.
+The same all-reduce carries the weights of the ranks' losses. A rank's loss is the mean over its own
+weight w_r. The run's loss is the mean over the weight of all ranks, W. DDP and TorchRec both divide
+by R, so a rank's gradient is multiplied by w_r * R / W. That is exact for uneven batches.
 
 Source: loss scaling as in Micikevicius et al., Mixed Precision Training, 2018, section 3.2.
 Shapes: B examples, R ranks, K tasks.

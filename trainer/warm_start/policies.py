@@ -2,10 +2,10 @@
 """Policies of inheritance: which part of a run's state comes from which earlier run.
 
 A run's state has seven groups, and a policy names the source of each: `previous` (the run before),
-`warmup` (the warm-up's result), `fresh`, or a path. Training again on the same rows from the same
-tables overfits, because a row that was seen once answers for that one example; so the progressive
-policy of the SpecFormer paper keeps what the dense part has learned and takes the tables back to
-the warm-up at every epoch.
+`warmup` (the warm-up's result), `fresh`, or a path. A second epoch that begins with the tables of
+the first overfits: a row that was seen once answers for that one example. So the progressive policy
+of the SpecFormer paper keeps the dense part, and resets the tables to those of the warm-up at every
+epoch.
 
   policy        embeddings and their optimizer   dense and its optimizer, loss scale   data position
   continue      previous                         previous                              previous
