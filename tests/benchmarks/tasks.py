@@ -97,8 +97,12 @@ def main() -> None:
         own = dataclasses.replace(base.runtime, seed=seed)
         found[name].append(trained(dataclasses.replace(base, model=model, runtime=own), started))
     for name, rows in found.items():
-        pairs = zip(np.mean(rows, 0), np.std(rows, 0, ddof=len(rows) > 1), strict=True)
-        print(name.ljust(28), "  ".join(f"{mean:.4f} ± {std:.4f}" for mean, std in pairs))
+        spread = np.std(rows, 0, ddof=1) if len(rows) > 1 else [None] * len(rows[0])
+        texts = [
+            f"{mean:.4f}{' ' * 9 if std is None else f' ± {std:.4f}'}"
+            for mean, std in zip(np.mean(rows, 0), spread, strict=True)
+        ]
+        print(name.ljust(28), "  ".join(texts))
     print(
         "true probabilities".ljust(28),
         "           ".join(f"{x:.4f}" for x in areas(labels, probabilities)),
