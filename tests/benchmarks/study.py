@@ -90,14 +90,15 @@ def summary(
     for name in ("auc", "gauc", "logloss"):
         values = [pair[name]["difference"] for pair in pairs]
         widths = [pair[name]["interval"][1] - pair[name]["interval"][0] for pair in pairs]
-        rows = statistics.fmean(widths) / (2 * _Z)
-        of_seeds = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
         found[f"{name}_difference"] = statistics.fmean(values)
-        found[f"{name}_error"] = math.hypot(rows, of_seeds)
+        if len(values) > 1:  # seeds move a model more than rows do, so one seed has no error
+            rows = statistics.fmean(widths) / (2 * _Z)
+            of_seeds = statistics.stdev(values) / math.sqrt(len(values))
+            found[f"{name}_error"] = math.hypot(rows, of_seeds)
     return found
 
 
-def lines(found: Sequence[dict[str, Any]], reference: Model) -> list[str]:
+def lines(found: Sequence[dict[str, Any]]) -> list[str]:
     """Return a Markdown table."""
     head = ["model", "seeds", "AUC", "GAUC", "logloss", "calibration"]
     head += ["AUC less reference", "GAUC less reference", "logloss less reference"]
@@ -108,15 +109,15 @@ def lines(found: Sequence[dict[str, Any]], reference: Model) -> list[str]:
         row.append(f"{one['calibration']:.3f}")
         for name in ("auc", "gauc", "logloss"):
             key = f"{name}_difference"
-            error = one.get(f"{name}_error")
-            row.append(f"{one[key]:+.4f} ± {error:.4f}" if key in one else "reference")
+            error = f" ± {one[f'{name}_error']:.4f}" if f"{name}_error" in one else ""
+            row.append(f"{one[key]:+.4f}{error}" if key in one else "reference")
         rows.append(row)
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
 def picture(found: Sequence[dict[str, Any]], reference: Model, path: Path) -> None:
-    """Draw one dot a model: its AUC and logloss less the reference's, with 95 % intervals."""
-    shown = [one for one in found if "auc_difference" in one][::-1]
+    """Draw one dot a model of several seeds: AUC and logloss less the reference's, 95 %."""
+    shown = [one for one in found if "auc_error" in one][::-1]
     figure, plots = plt.subplots(1, 2, figsize=(9, 0.4 * len(shown) + 1.4), sharey=True)
     for plot, name in zip(plots, ("auc", "logloss"), strict=True):
         values = [one[f"{name}_difference"] for one in shown]
@@ -160,7 +161,7 @@ def main() -> int:
             found.append(summary(output, model, reference, sorted(paired), runtime))
     runtime.stop()
     found.sort(key=lambda one: -one["auc"])
-    print(*lines(found, reference), sep="\n")
+    print(*lines(found), sep="\n")
     if options.write:
         DOCS.mkdir(exist_ok=True)
         picture(found, reference, DOCS / "differences.png")
