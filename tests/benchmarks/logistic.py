@@ -29,7 +29,7 @@ from embeddings.schema.schema import Schema
 from trainer.config.command_line import apply_overrides
 from trainer.config.config import TrainConfig
 from trainer.config.fit_to_log import choose_split
-from trainer.data.columns import kind_of, read_lists, to_floats, to_integers
+from trainer.data.columns import Values, kind_of, read_lists, to_floats, to_integers
 from trainer.data.files import LogFile, discover, keep_rows
 from trainer.data.hashing import hash_strings, mix64
 from trainer.data.splits import parse_days, parse_rows
@@ -81,7 +81,9 @@ def batches(
                     used, owner = (np.concatenate(part) for part in zip(*parts, strict=True))
                     order = np.argsort(owner, kind="stable")
                     offsets = np.searchsorted(owner[order], np.arange(len(records)))
-                    labels, weights = label_matrices(schema.labels[:1], columns, len(records))
+                    labels, weights = (np.empty((len(records), 1), np.float32) for _ in range(2))
+                    values = {name: Values(column) for name, column in columns.items()}
+                    label_matrices(schema.labels[:1], values, labels, weights)
                     arrays = (used[order], offsets, labels, weights)
                     yield tuple(map(torch.from_numpy, arrays))  # type: ignore[misc]
 

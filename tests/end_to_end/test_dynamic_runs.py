@@ -23,7 +23,6 @@ from trainer.checkpoint.state import TrainState
 from trainer.config.config import TrainConfig
 from trainer.distributed.precision import PrecisionConfig
 from trainer.distributed.train_pipeline import Pipeline
-from trainer.metrics.details import Details
 from trainer.metrics.validity import ADVICE as DOUBTS
 from trainer.runtime.runtime import Runtime
 from trainer.trainer import Trainer
@@ -198,9 +197,9 @@ def night(runtime: Runtime, config: TrainConfig, output: Path) -> tuple[Parts, P
     start = parts_of(trainer.parallel.model)
     evaluate, before = trainer._evaluate, []
 
-    def noting(keep: bool, details: Details | None = None) -> dict[str, Any]:
+    def noting(*words: Any, **named: Any) -> dict[str, Any]:
         before.append(parts_of(trainer.parallel.model))
-        return evaluate(keep, details)
+        return evaluate(*words, **named)
 
     trainer._evaluate = noting
     trainer.fit()

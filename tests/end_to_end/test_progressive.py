@@ -181,6 +181,42 @@ def test_test_days_that_are_not_after_the_training_days_are_refused(logs):
         progressive_epochs([dataclasses.replace(files[0], day="")], (), train=False)
 
 
+@pytest.mark.dist
+def test_a_day_without_rows_is_left_out_and_the_days_after_it_are_predicted(
+    processes, logs, tmp_path
+):
+    other = tmp_path / "other"
+    for day in DAYS:
+        (other / f"dt={day}").mkdir(parents=True)
+        for path in sorted((logs / f"dt={day}").glob("*.parquet")):
+            table = pq.read_table(path, partitioning=None)
+            rows = {DAYS[1]: 1, DAYS[2]: 0}.get(day, table.num_rows)
+            pq.write_table(table.slice(0, rows), other / f"dt={day}" / path.name)
+    metrics = processes.run(_train, progressive(other), tmp_path / "run")[0]
+    assert list(metrics["days"]) == list(scores_of(tmp_path / "run")) == [DAYS[1], DAYS[3]]
+    assert metrics["rows"] == sum(one["rows"] for one in metrics["days"].values())
+
+
+@pytest.mark.parametrize("value", [7.0, -0.5])
+@pytest.mark.parametrize("column", ["score:click", "label:click", "weight:click"])
+def test_values_out_of_their_range_are_refused_by_file(tmp_path, column, value):
+    folder = tmp_path / "predictions" / DAYS[0]
+    folder.mkdir(parents=True)
+    said = {"day": DAYS[0], "labels": ["click"], "ranks": 1, "metrics": {}}
+    (folder / "day.json").write_text(json.dumps(said))
+    names = ("score:click", "label:click", "weight:click")
+    columns = {
+        name: pa.array([0.5, value if name == column else 0.5], pa.float32()) for name in names
+    }
+    pq.write_table(pa.table({**columns, "user": [1, 2]}), folder / "rank-00000-of-00001.parquet")
+    (day,) = read_days(tmp_path)
+    if column == "weight:click" and value > 0:
+        assert next(read_rows(day)).weights.tolist() == [[0.5], [7.0]]
+        return
+    with pytest.raises(ValueError, match=f"rank-00000.*{column.partition(':')[0]} is out of"):
+        list(read_rows(day))
+
+
 @pytest.mark.parametrize("kind", ["link", "pipe", "other columns", "text"])
 def test_a_strangers_predictions_are_refused_by_file(tmp_path, kind):
     folder = tmp_path / "predictions" / DAYS[0]

@@ -84,8 +84,12 @@ def _watch(output: str, kill: dict[str, Any] | None, seen: str) -> None:
 
 
 def _forked(
-    command: Sequence[str], log: Path, say: Callable[[str], None], answers: bool
-) -> tuple[int, str, str]:
+    command: Sequence[str],
+    log: Path,
+    say: Callable[[str], None],
+    answers: bool,
+    stop: Callable[[], bool] | None,
+) -> tuple[int, str, str, bool]:
     """Run a command of the trainer in a fork, as `pipelines.orchestration.launch._stream` runs a
     process."""
     module, words = command[2], list(command[3:])
@@ -111,4 +115,4 @@ def _forked(
     if not answers:
         output = printed
     say(printed[-2000:])
-    return code, output, printed
+    return code, output, printed, False

@@ -218,6 +218,12 @@ def _read_file(path: Path, labels: Sequence[str]) -> Iterator[Rows]:
                     torch.from_numpy(np.ascontiguousarray(one.T))
                     for one in np.split(np.stack(values), len(_PARTS))
                 )
+                for part, one in zip(_PARTS, (scores, targets, weights), strict=True):
+                    # A score that is not finite is one that the model did not give.
+                    high = torch.inf if part == "weight" else 1.0
+                    known = ~one.isfinite() if part == "score" else torch.zeros_like(one).bool()
+                    if not bool((known | (one.isfinite() & (one >= 0) & (one <= high))).all()):
+                        raise ValueError(f"a {part} is out of its range")
                 yield Rows(scores, targets, weights, torch.from_numpy(users.copy()))
     except (OSError, pa.ArrowException, ValueError) as error:
         raise ValueError(

@@ -25,6 +25,7 @@ from embeddings.schema.lifetime import DynamicConfig
 from embeddings.schema.schema import DenseFeature, Schema, SparseFeature, Table
 from trainer.build import open_loader
 from trainer.config.config import TrainConfig
+from trainer.data.columns import Values
 from trainer.data.files import LogFile, RowInterval
 from trainer.data.loader import Loader
 from trainer.data.order import EpochOrder, Leg
@@ -189,7 +190,7 @@ def _times(
         rows, rest = (yield np.empty(0, np.int64)), np.empty(0, np.int64)
         for interval in _intervals(files, config, at):
             for batch in reader.read(interval):
-                rest = np.concatenate([rest, np.searchsorted(days, to_days(batch[column]))])
+                rest = np.concatenate([rest, np.searchsorted(days, to_days(Values(batch[column])))])
                 while len(rest) >= rows:
                     now, rest = rest[:rows], rest[rows:]
                     rows = yield now

@@ -24,7 +24,7 @@ from embeddings.schema.lifetime import MISSING_ID
 from embeddings.schema.plain import suggest
 from embeddings.schema.schema import Schema
 from models.batch import Batch
-from trainer.data.columns import kind_of, to_floats, to_integers
+from trainer.data.columns import Values, kind_of, to_floats, to_integers
 from trainer.data.files import LogFile
 from trainer.data.transforms import FIRST_DAY, LAST_DAY, to_days
 
@@ -129,7 +129,7 @@ def find_days(column: str, files: Sequence[LogFile]) -> NDArray[np.int64]:
     """
     days = np.empty(0, np.int64)
     for chunk in _chunks(column, files):
-        days = np.union1d(days, to_days(chunk.drop_null()))
+        days = np.union1d(days, to_days(Values(chunk.drop_null())))
     wrong = days[(days < FIRST_DAY) | (days > LAST_DAY)]
     if len(wrong):
         raise ValueError(
