@@ -127,6 +127,7 @@ def picture(found: Sequence[dict[str, Any]], reference: Model, path: Path) -> No
         plot.set_yticks(range(len(shown)), [one["model"] for one in shown])
         plot.set_xlabel(f"{name} less that of {reference.label}")
         plot.grid(axis="x", alpha=0.3)
+        plot.locator_params(axis="x", nbins=5)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
