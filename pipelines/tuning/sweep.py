@@ -107,17 +107,23 @@ class Sweep:
         else:
             write_json(path, config.fixed())
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
         pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
         if config.prune:
             pruner = optuna.pruners.MedianPruner(_FIRST_TRIALS, _FIRST_EVALUATIONS - 1)
-        self.study = optuna.create_study(
-            study_name="sweep",
-            storage=storage,
-            direction="maximize",
-            pruner=pruner,
-            load_if_exists=True,
-        )
+        journal = folder / JOURNAL
+        try:
+            self.study = optuna.create_study(
+                study_name="sweep",
+                storage=JournalStorage(JournalFileBackend(str(journal))),
+                direction="maximize",
+                pruner=pruner,
+                load_if_exists=True,
+            )
+        except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
+            raise ValueError(
+                f"{journal}: expected a line of JSON for each change of a trial, cannot read it "
+                f"({error}); restore it, or choose another --output"
+            ) from error
         # So that a sweep that goes on does not draw the first trials again.
         seed = config.seed + len(self.study.trials)
         self.study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=config.jobs > 1)

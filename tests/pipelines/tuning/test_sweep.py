@@ -115,6 +115,16 @@ def test_a_folder_of_another_sweep_and_trials_that_fail_are_refused(tmp_path):
         _sweep(tmp_path / "t", Fails())
 
 
+@pytest.mark.parametrize("text", ["{", "[1]\n", '{"op_code": 99}\n', "\x00\n", '{"op_code": 4}\n'])
+def test_a_damaged_journal_is_refused_by_name(tmp_path, text):
+    _sweep(tmp_path / "s", Stub(), trials=1)
+    journal = tmp_path / "s" / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text(text + "\n" + "".join(lines))
+    with pytest.raises(ValueError, match=r"journal\.jsonl: expected a line of JSON"):
+        _sweep(tmp_path / "s", Stub(), trials=2)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
